@@ -1,0 +1,133 @@
+"""Every error that litebroker raises on purpose.
+
+    LitebrokerError
+    ├── StorageError                 the file, or the database in it
+    │   ├── DatabaseBusyError        another writer held it for longer than the busy timeout
+    │   ├── DatabaseFullError        no space left
+    │   ├── DatabaseReadOnlyError    no right to write
+    │   ├── DatabaseCorruptError     SQLite says that the file is damaged
+    │   ├── DatabaseUnavailableError it cannot be opened, read or written
+    │   ├── ForeignDatabaseError     the file belongs to some other application
+    │   ├── SchemaError              its litebroker tables are not as this version expects
+    │   │   └── SchemaTooNewError    a newer litebroker wrote it
+    │   └── StorageClosedError       used after close()
+    ├── PayloadError                 what was given cannot be stored exactly
+    │   └── PayloadTooLargeError
+    ├── LeaseLostError               the lease ended before the job was settled
+    ├── GroupConflictError           a group's concurrency differs from the one it was made with
+    └── ScheduleError                a schedule that can never fire, or a time zone that does not exist
+
+Wrong arguments otherwise are ``ValueError`` or ``TypeError`` with the value in the message. Losing a
+race is no error: ``claim`` returns ``[]``, and settling a lost lease answers False.
+"""
+
+from __future__ import annotations
+
+
+class LitebrokerError(Exception):
+    """The base of all of them."""
+
+
+class StorageError(LitebrokerError):
+    """The database could not do what was asked. Nothing of the operation was stored.
+
+    Attributes:
+        path: The database file, or None for one in memory.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class DatabaseBusyError(StorageError):
+    """Another process or connection held the file for longer than the busy timeout. Try again.
+
+    Look for a transaction that was left open on the file, or for a stopped (SIGSTOP) process.
+    """
+
+
+class DatabaseFullError(StorageError):
+    """The disk is full. Nothing is lost: make room, and the same call succeeds."""
+
+
+class DatabaseReadOnlyError(StorageError):
+    """The file, its folder or its file system may not be written by this process."""
+
+
+class DatabaseCorruptError(StorageError):
+    """SQLite found the file damaged. It is left as it is: restore a backup, or salvage with `.recover`."""
+
+
+class DatabaseUnavailableError(StorageError):
+    """The file cannot be opened, read or written: the message says which, and what to do."""
+
+
+class ForeignDatabaseError(StorageError):
+    """The file holds some other application's tables, and sharing it was not asked for."""
+
+
+class SchemaError(StorageError):
+    """The litebroker tables in the file are not those that this version made."""
+
+
+class SchemaTooNewError(SchemaError):
+    """A newer litebroker migrated the file. Upgrade this one; the file was not touched."""
+
+
+class StorageClosedError(StorageError):
+    """The storage was used after ``close()``."""
+
+
+class PayloadError(LitebrokerError, ValueError):
+    """The payload would not come back as it was given. Nothing was stored.
+
+    Attributes:
+        where: The path to the value that was refused, such as ``$.user.tags[3]``.
+    """
+
+    def __init__(self, message: str, *, where: str = "$") -> None:
+        super().__init__(message)
+        self.where = where
+
+
+class PayloadTooLargeError(PayloadError):
+    """The encoded payload is over the limit. Store it elsewhere and add a reference to it.
+
+    Attributes:
+        size: Its size in bytes.
+        limit: The limit in bytes.
+    """
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"the payload takes {size:,} bytes, over the limit of {limit:,}: store it elsewhere and add a"
+            " reference to it, or raise max_payload_bytes"
+        )
+        self.size = size
+        self.limit = limit
+
+
+class LeaseLostError(LitebrokerError):
+    """The lease ended before the job was settled: another worker has the job, or had it.
+
+    No call raises it, since losing a race is no error; `on_error` is told of it.
+    """
+
+
+class GroupConflictError(LitebrokerError, ValueError):
+    """The group exists with another concurrency. The first job of a group fixes it for good.
+
+    Attributes:
+        group: The group's id.
+        concurrency: What it was made with.
+    """
+
+    def __init__(self, group: str, *, asked: int, concurrency: int) -> None:
+        super().__init__(f"group {group!r} has concurrency {concurrency}, not {asked}: use that, or another group")
+        self.group = group
+        self.concurrency = concurrency
+
+
+class ScheduleError(LitebrokerError, ValueError):
+    """A schedule that can never fire, is not understood, or names a time zone that does not exist."""
