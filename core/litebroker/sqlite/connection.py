@@ -1,0 +1,318 @@
+"""One way to talk to SQLite, whichever driver lies beneath: the standard library's `sqlite3`, or apsw.
+
+Both are used in autocommit mode, and every statement is fetched to its end at once, so that no read transaction
+stays open. What the drivers call their errors becomes ours here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from litebroker.errors import (
+    DatabaseBusyError,
+    DatabaseCorruptError,
+    DatabaseFullError,
+    DatabaseReadOnlyError,
+    DatabaseUnavailableError,
+    ForeignDatabaseError,
+    StorageError,
+)
+
+Params = Sequence[Any] | Mapping[str, Any]
+Row = tuple[Any, ...]
+
+_STATEMENT_CACHE = 256
+
+# RETURNING came with 3.35 (sqlite.org/lang_returning.html), strict tables with 3.37 (sqlite.org/stricttables.html).
+MINIMUM_VERSION = (3, 37, 0)
+
+# sqlite.org/rescode.html; sqlite3 names them only since Python 3.11.
+_BUSY, _LOCKED, _NOMEM, _READONLY, _INTERRUPT, _IOERR, _CORRUPT = 5, 6, 7, 8, 9, 10, 11
+_FULL, _CANTOPEN, _PROTOCOL, _SCHEMA, _CONSTRAINT, _NOTADB = 13, 14, 15, 17, 19, 26
+
+
+class UniqueError(Exception):
+    """A row with this key is there already. Never leaves the storage."""
+
+
+class Connection(Protocol):
+    """A connection of either driver.
+
+    Every method raises `StorageError`'s subclasses, or `UniqueError`.
+    """
+
+    def rows(self, sql: str, params: Params = ()) -> list[Row]:
+        """Run one statement; all its rows."""
+
+    def change(self, sql: str, params: Params = ()) -> int:
+        """Run one insert, update or delete without RETURNING; how many rows it touched."""
+
+    def many(self, sql: str, rows: Iterable[Params]) -> None:
+        """Run one statement for each of the rows. Only inside a transaction."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The SQLite library's."""
+
+    def close(self) -> None:
+        """Close it. A transaction that is open is rolled back."""
+
+
+def connect(path: str, driver: str, *, busy_timeout_ms: int) -> Connection:
+    """Open a connection of our own in autocommit mode, with the settings that do not touch the file.
+
+    Raises:
+        DatabaseUnavailableError: The file cannot be opened, or the SQLite library is too old.
+        ValueError: There is no such driver.
+    """
+    if driver == "sqlite3":
+        connection: Connection = _open_stdlib(path, busy_timeout_ms)
+    elif driver == "apsw":
+        connection = _open_apsw(path, busy_timeout_ms)
+    else:
+        msg = f"driver={driver!r}: use 'sqlite3' (the standard library's) or 'apsw'"
+        raise ValueError(msg)
+    if connection.version < MINIMUM_VERSION:
+        found = ".".join(map(str, connection.version))
+        connection.close()
+        msg = (
+            f"this Python's SQLite is {found}, and litebroker needs 3.37 or later:"
+            " pip install 'litebroker[apsw]' brings a newer one; then open it with driver='apsw'"
+        )
+        raise DatabaseUnavailableError(msg, path=path)
+    # With the default temp_store the ephemeral tables of a claim cost five times its own work; secure_delete, which
+    # Debian compiles in, overwrites each deleted payload. Checkpoints are made in one place only (engine.py): on
+    # SQLite before 3.51.3 one that meets a committing writer can corrupt the file (sqlite.org/wal.html#walresetbug).
+    for pragma in (
+        "temp_store = memory",
+        "secure_delete = off",
+        "synchronous = normal",
+        "wal_autocheckpoint = 0",
+        "journal_size_limit = 16777216",
+        "cache_size = -8000",
+        "foreign_keys = off",
+        "recursive_triggers = off",
+    ):
+        connection.rows(f"pragma {pragma}")
+    return connection
+
+
+def wrap(connection: object) -> Connection:
+    """The caller's own connection, with nothing of it changed.
+
+    Raises:
+        TypeError: It is not a connection of `sqlite3` or apsw.
+    """
+    if isinstance(connection, sqlite3.Connection):
+        return _CallersStdlib(connection, None)
+    if type(connection).__module__.partition(".")[0] == "apsw" and hasattr(connection, "cursor"):
+        return _Apsw(connection, None)
+    msg = f"a sqlite3.Connection or an apsw.Connection was expected, not {type(connection).__name__}"
+    raise TypeError(msg)
+
+
+class _Stdlib:
+    """The standard library's driver."""
+
+    __slots__ = ("_db", "_path")
+
+    def __init__(self, db: sqlite3.Connection, path: str | None) -> None:
+        self._db = db
+        self._path = path
+
+    def rows(self, sql: str, params: Params = ()) -> list[Row]:
+        try:
+            return self._db.execute(sql, params).fetchall()
+        except sqlite3.Error as error:
+            raise _translate(error, self._path) from error
+
+    def change(self, sql: str, params: Params = ()) -> int:
+        try:
+            return self._db.execute(sql, params).rowcount
+        except sqlite3.Error as error:
+            raise _translate(error, self._path) from error
+
+    def many(self, sql: str, rows: Iterable[Params]) -> None:
+        try:
+            self._db.executemany(sql, rows)
+        except sqlite3.Error as error:
+            raise _translate(error, self._path) from error
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._db.in_transaction
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return sqlite3.sqlite_version_info
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class _CallersStdlib(_Stdlib):
+    """A connection whose owner may have changed how rows and texts come out."""
+
+    __slots__ = ()
+
+    def rows(self, sql: str, params: Params = ()) -> list[Row]:
+        row_factory, text_factory = self._db.row_factory, self._db.text_factory
+        self._db.row_factory, self._db.text_factory = None, str
+        try:
+            return super().rows(sql, params)
+        finally:
+            self._db.row_factory, self._db.text_factory = row_factory, text_factory
+
+
+class _Apsw:
+    """The apsw driver."""
+
+    __slots__ = ("_db", "_path")
+
+    def __init__(self, db: Any, path: str | None) -> None:
+        self._db = db
+        self._path = path
+
+    def _cursor(self) -> Any:
+        cursor = self._db.cursor()
+        if self._db.row_trace is not None:
+            cursor.row_trace = _plain_row
+        return cursor
+
+    def rows(self, sql: str, params: Params = ()) -> list[Row]:
+        import apsw
+
+        try:
+            rows: list[Row] = self._cursor().execute(sql, params or None).fetchall()
+        except apsw.Error as error:
+            raise _translate(error, self._path) from error
+        return rows
+
+    def change(self, sql: str, params: Params = ()) -> int:
+        self.rows(sql, params)
+        changes: int = self._db.changes()
+        return changes
+
+    def many(self, sql: str, rows: Iterable[Params]) -> None:
+        import apsw
+
+        try:
+            self._cursor().executemany(sql, rows)
+        except apsw.Error as error:
+            raise _translate(error, self._path) from error
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self._db.in_transaction)
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        import apsw
+
+        return tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _plain_row(_cursor: object, row: Row) -> Row:
+    return row
+
+
+def _open_stdlib(path: str, busy_timeout_ms: int) -> _Stdlib:
+    try:
+        db = sqlite3.connect(
+            path,
+            timeout=busy_timeout_ms / 1000,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=_STATEMENT_CACHE,
+        )
+    except sqlite3.Error as error:
+        raise _translate(error, path) from error
+    return _Stdlib(db, path)
+
+
+def _open_apsw(path: str, busy_timeout_ms: int) -> _Apsw:
+    try:
+        import apsw
+    except ImportError as error:
+        msg = "driver='apsw' needs the package apsw: pip install 'litebroker[apsw]'"
+        raise ModuleNotFoundError(msg, name="apsw") from error
+    try:
+        db = apsw.Connection(path, statementcachesize=_STATEMENT_CACHE)
+        db.set_busy_timeout(busy_timeout_ms)
+    except apsw.Error as error:
+        raise _translate(error, path) from error
+    return _Apsw(db, path)
+
+
+def _translate(error: Exception, path: str | None) -> Exception:  # noqa: PLR0911 - one for each kind of error
+    """Our error for the driver's."""
+    code = _result_code(error)
+    text = str(error)
+    where = path or "the database"
+    if code == _CONSTRAINT:
+        return UniqueError(text) if "UNIQUE" in text else StorageError(f"{where}: {text}", path=path)
+    if code in {_BUSY, _LOCKED, _PROTOCOL}:
+        return DatabaseBusyError(
+            f"{where}: another connection holds the write lock ({text}): look for a transaction that was left open,"
+            " or raise busy_timeout",
+            path=path,
+        )
+    if code == _FULL:
+        return DatabaseFullError(f"{where}: no space left ({text}): make room; nothing was lost", path=path)
+    if code == _READONLY:
+        return DatabaseReadOnlyError(
+            f"{where}: it may not be written ({text}): check the rights on the file and on its folder", path=path
+        )
+    if code == _CORRUPT:
+        return DatabaseCorruptError(
+            f"{where}: SQLite found it damaged ({text}): restore a backup, or salvage it with the sqlite3 shell's"
+            " .recover; it was left as it is",
+            path=path,
+        )
+    if code == _NOTADB:
+        return ForeignDatabaseError(f"{where}: this is not an SQLite database ({text}): give another path", path=path)
+    if code == _CANTOPEN:
+        return DatabaseUnavailableError(
+            f"{where}: it cannot be opened ({text}): its folder must exist, and be searchable and writable", path=path
+        )
+    if code == _IOERR:
+        return DatabaseUnavailableError(f"{where}: reading or writing failed ({text}): look at the disk", path=path)
+    if code in {_NOMEM, _INTERRUPT}:
+        return StorageError(f"{where}: {text}", path=path)
+    return StorageError(f"{where}: {type(error).__name__}: {text}", path=path)
+
+
+# Python 3.10's sqlite3 gives no code; these are SQLite's own texts (sqlite3_errstr in its main.c).
+_TEXTS = (
+    ("database is locked", _BUSY),
+    ("table is locked", _LOCKED),
+    ("locking protocol", _PROTOCOL),
+    ("database or disk is full", _FULL),
+    ("attempt to write a readonly database", _READONLY),
+    ("disk image is malformed", _CORRUPT),
+    ("malformed database schema", _CORRUPT),
+    ("file is not a database", _NOTADB),
+    ("file is encrypted or is not a database", _NOTADB),
+    ("unable to open database file", _CANTOPEN),
+    ("disk I/O error", _IOERR),
+    ("constraint failed", _CONSTRAINT),
+    ("out of memory", _NOMEM),
+    ("interrupted", _INTERRUPT),
+)
+
+
+def _result_code(error: Exception) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None) or getattr(error, "extendedresult", None)
+    if isinstance(code, int) and code:
+        return code & 0xFF
+    text = str(error)
+    return next((known for start, known in _TEXTS if start in text), None)

@@ -1,0 +1,950 @@
+"""One file in one process: its connections, its locks, its transactions, and what has to happen around them.
+
+Writers queue up three deep, and each step makes the next one rare:
+
+1. Threads: the first to come leads, those who arrive meanwhile ride in its transaction (group commit). One alone
+   commits directly, and pays nothing for it.
+2. Processes: the leader takes the writer lock, a flock on a sidecar, so that processes take turns instead of
+   polling SQLite's own lock, which starves some and lets the WAL grow.
+3. Strangers, who write to the file without that lock: SQLite's busy handler.
+
+A commit writes the WAL and does not wait for the disk. Where an operation promises durability, the WAL is synced
+after both locks are free, once for all who wait: the throughput of `synchronous = full` is doubled that way,
+and nothing that was acknowledged is lost to a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, Generic, TypeVar
+
+from litebroker.clock import Clock, SystemClock
+from litebroker.errors import (
+    DatabaseBusyError,
+    DatabaseFullError,
+    DatabaseReadOnlyError,
+    DatabaseUnavailableError,
+    StorageClosedError,
+    StorageError,
+)
+from litebroker.jobs import JobRecord
+from litebroker.sqlite import machine, schema
+from litebroker.sqlite import statements as sql
+from litebroker.sqlite.connection import Connection, connect
+from litebroker.sqlite.locks import Liveness, WriterLock
+from litebroker.wakeup import Wakeups
+
+log = logging.getLogger("litebroker")
+
+R = TypeVar("R")
+
+# The WAL is copied back into the database when about so many of its pages are new: 4 MB, a stall of 5 ms.
+_CHECKPOINT_PAGES = 1000
+# How often an engine looks whether its file is still the one it opened.
+_LOOK_S = 1.0
+# How often the file is told the time, for the next start of the machine.
+_SEEN_S = 60.0
+# A follower that was not served for so long looks whether its leader is gone.
+_HEAL_S = 1.0
+HOLDER_SHIFT = 38  # tokens are holder << 38 | claim
+
+
+class Tx:
+    """A write transaction under way, and what is to happen once it is committed."""
+
+    __slots__ = ("db", "durable", "lapsed", "looked", "pages", "queues", "topics")
+
+    def __init__(self, db: Connection, *, durable: bool = False) -> None:
+        self.db = db
+        self.durable = durable
+        self.pages = 4
+        self.queues: dict[str, int] | None = None
+        self.topics: set[str] | None = None
+        self.lapsed: list[JobRecord] | None = None
+        self.looked: dict[int, tuple[int, int]] | None = None
+
+    def wake(self, queue: str, jobs: int) -> None:
+        if self.queues is None:
+            self.queues = {}
+        self.queues[queue] = self.queues.get(queue, 0) + jobs
+
+    def notify(self, topic: str) -> None:
+        if self.topics is None:
+            self.topics = set()
+        self.topics.add(topic)
+
+    def failed(self, records: list[JobRecord]) -> None:
+        """These failed since their last worker vanished: callbacks hear of it."""
+        self.lapsed = [*(self.lapsed or ()), *records]
+
+
+class _Request(Generic[R]):
+    """An operation that waits for its turn, and what became of it."""
+
+    __slots__ = ("done", "durable", "error", "gate", "op", "result", "single", "tx")
+
+    def __init__(self, op: Callable[[Tx], R], *, durable: bool, single: bool) -> None:
+        self.op = op
+        self.durable = durable
+        self.single = single
+        self.gate: threading.Lock | None = None
+        self.tx: Tx | None = None
+        self.result: R | None = None
+        self.error: BaseException | None = None
+        self.done = False
+
+
+class Engine:
+    """Opens lazily, at the first operation, so that it can be made at import time and carried through a fork.
+
+    Args:
+        path: The database file, or None for a database in memory.
+        shared: The file may hold other applications' tables.
+        network: Open it on a network file system all the same.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        *,
+        driver: str,
+        busy_timeout_ms: int,
+        clock: Clock,
+        shared: bool,
+        network: bool,
+    ) -> None:
+        self.path = path
+        self.driver = driver
+        self.clock = clock
+        self.transactions = 0
+        self.callbacks: list[Callable[[JobRecord], None]] = []
+        self._busy_timeout_ms = busy_timeout_ms
+        self._shared = shared
+        self._network = network
+        self._sidecar = Path(f"{path}-litebroker") if path is not None else None
+        self.wakeups = Wakeups(self._sidecar)
+        self._writer_lock = WriterLock(self._sidecar) if self._sidecar is not None else None
+        self._closed = False
+        self._spoiled = False
+        self._fresh()
+        _engines.add(self)
+
+    def _fresh(self) -> None:
+        """Everything that belongs to one process only; made anew in a forked child."""
+        self._lead = threading.RLock()
+        self._owner: int | None = None
+        self._tx: Tx | None = None
+        self._waiting: deque[_Request[Any]] = deque()
+        self._db: Connection | None = None
+        self._read_lock = threading.RLock()
+        self._reader: Connection | None = None
+        self._sync_lock = threading.Lock()
+        self._committed = 0
+        self._synced = 0
+        self._wal: int | None = None
+        self._dirty_pages = 0
+        self._identity: tuple[int, int] | None = None
+        self._looked_at = 0.0
+        self._anchor_ms = 0
+        self._seen_at = 0.0
+        self._liveness: Liveness | None = None
+        self._registered = False
+        self._checked_at = 0.0
+        self._swept_at = 0.0
+        self.holder = _new_holder()
+        self._claims = itertools.count(SystemRandom().getrandbits(32))
+        self._last_id = 0
+        self._lane = SystemRandom().getrandbits(12)
+        self._id_lock = threading.Lock()
+        self.grouped: set[int] = set()  # queues known to have groups
+        self.quiet: set[int] = set()  # queues whose last claim found nothing
+        self.looked: dict[int, tuple[int, int]] = {}  # when due times and leases were last looked at
+        self.queue_ids: dict[str, int] = {}
+        self.queue_names: dict[int, str] = {}
+
+    # -- writing --
+
+    @property
+    def current(self) -> Tx | None:
+        """The transaction that this thread is in, if any."""
+        return self._tx if self._owner == threading.get_ident() else None
+
+    def write(self, op: Callable[[Tx], R], *, durable: bool = False, single: bool = False) -> R:
+        """Run the operation in a write transaction of its own, or one that it shares with other threads'.
+
+        It must be able to run twice: when one fails, the others' transaction is rolled back and run anew.
+
+        Args:
+            durable: Return only once it is on disk.
+            single: It is one statement, or several of which each may stand alone: no transaction is needed around it.
+        """
+        if self._owner == threading.get_ident():
+            return self._join(op, durable=durable, single=single)
+        request = _Request(op, durable=durable, single=single)
+        if self._lead.acquire(blocking=False):
+            self._serve(request)
+        else:
+            self._follow(request)
+        if request.error is not None:
+            raise request.error
+        if request.tx is not None and request.tx.lapsed:
+            self._report(request.tx.lapsed)
+        return request.result  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def transaction(self, *, durable: bool | None = None) -> Iterator[Tx]:
+        """All that this thread writes meanwhile is one transaction. Nested, it is part of the outer one.
+
+        Args:
+            durable: Whether to wait for the disk at the end; None leaves it to the operations in it.
+        """
+        if self._owner == threading.get_ident() and self._tx is not None:
+            if durable:
+                self._tx.durable = True
+            yield self._tx
+            return
+        self._lead.acquire()
+        try:
+            self._owner = threading.get_ident()
+            db = self._ready()
+            tx = self._tx = Tx(db)
+            try:
+                self._lock_writer()
+                self._begin(db)
+                yield tx
+                self._commit(db)
+                sequence = self._committed
+                self._dirty_pages += tx.pages
+            finally:
+                self._abandon(db)
+                self._unlock_writer()
+        finally:
+            self._tx = None
+            self._owner = None
+            self._lead.release()
+            self._hand_over()
+        if durable is not None:
+            tx.durable = durable
+        self._after([tx], sequence)
+        self._checkpoint_if_due()
+        if tx.lapsed:
+            self._report(tx.lapsed)
+
+    def _join(self, op: Callable[[Tx], R], *, durable: bool, single: bool) -> R:
+        """Inside this thread's own transaction, be it that a signal handler runs on top of it."""
+        tx = self._tx
+        if tx is None:  # a signal handler, before the leader has opened anything
+            tx = Tx(self._ready())
+        if durable:
+            tx.durable = True
+        if single:
+            return op(tx)
+        return in_savepoint(tx, op)
+
+    def _serve(self, request: _Request[Any]) -> None:
+        """Lead: run what waits, and this. The caller holds the lead, which is released here."""
+        batch: list[_Request[Any]] = [request]
+        sequence = 0
+        try:
+            self._owner = threading.get_ident()
+            if self._waiting:
+                batch = [*self._drain(), request]
+            sequence = self._run(batch)
+        except BaseException as error:
+            # It came of opening, of locking, or of an interruption: what is not done was not committed.
+            self._excuse(batch, request, error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._tx = None
+            self._owner = None
+            self._lead.release()
+            self._deliver(batch, sequence)
+        self._checkpoint_if_due()
+
+    def _excuse(self, batch: list[_Request[Any]], own: _Request[Any], error: BaseException) -> None:
+        """Give the error to all that were not served; of an interruption the others need not suffer."""
+        for request in batch:
+            if request.done:
+                continue
+            if request is not own and not isinstance(error, Exception):
+                self._waiting.appendleft(request)
+            else:
+                request.error = error
+                request.done = True
+
+    def _deliver(self, batch: list[_Request[Any]], sequence: int) -> None:
+        """Do what is to follow the commit, and let the threads go whose operations are in it."""
+        try:
+            self._after([r.tx for r in batch if r.done and r.error is None and r.tx is not None], sequence)
+        except StorageError as error:
+            for request in batch:
+                if request.error is None and request.tx is not None and request.tx.durable:
+                    request.error = error
+        finally:
+            for request in batch:
+                if request.done and request.gate is not None:
+                    _open(request.gate)
+            self._hand_over()
+
+    def _drain(self) -> list[_Request[Any]]:
+        taken: list[_Request[Any]] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self._waiting.popleft())
+        return taken
+
+    def _follow(self, request: _Request[Any]) -> None:
+        """Wait for a leader to serve the request, or become the leader."""
+        gate = request.gate = threading.Lock()
+        gate.acquire()
+        self._waiting.append(request)
+        try:
+            while True:
+                # A leader releases the lead before it looks at those who wait, and we joined them before we ask for the
+                # lead: one of the two sees the other.
+                if not request.done and self._lead.acquire(blocking=False):
+                    if request.done or not self._take_back(request):
+                        self._lead.release()
+                        self._hand_over()
+                    else:
+                        self._serve(request)
+                        return
+                if request.done:
+                    return
+                gate.acquire(timeout=_HEAL_S)
+        except BaseException:
+            if not self._take_back(request) and not request.done:
+                log.debug("interrupted while a group commit was under way: the operation may have happened")
+            raise
+
+    def _take_back(self, request: _Request[Any]) -> bool:
+        try:
+            self._waiting.remove(request)
+        except ValueError:
+            return False
+        return True
+
+    def _hand_over(self) -> None:
+        """Let the first of those who wait lead, if nobody does."""
+        try:
+            gate = self._waiting[0].gate
+        except IndexError:
+            return
+        if gate is not None:
+            _open(gate)
+
+    def _run(self, batch: list[_Request[Any]]) -> int:
+        """Run the batch; what each came to is in it. Answers the number of the last commit."""
+        db = self._ready()
+        try:
+            self._lock_writer()
+            if len(batch) == 1 and batch[0].single:
+                (request,) = batch
+                tx = self._tx = request.tx = Tx(db, durable=request.durable)
+                try:
+                    request.result = request.op(tx)
+                except Exception as error:  # noqa: BLE001 - the caller gets it
+                    request.error = error
+                request.done = True
+                self._committed += 1
+                self.transactions += 1
+                self._dirty_pages += tx.pages
+            else:
+                self._run_together(db, batch)
+        finally:
+            self._abandon(db)
+            self._unlock_writer()
+        return self._committed
+
+    def _run_together(self, db: Connection, batch: list[_Request[Any]]) -> None:
+        try:
+            self._tx = Tx(db)  # a signal handler that strikes from here on joins in
+            self._begin(db)
+            for request in batch:
+                tx = self._tx = request.tx = Tx(db, durable=request.durable)
+                request.result = request.op(tx)
+            self._commit(db)
+        except Exception as error:  # noqa: BLE001 - the callers get it
+            self._abandon(db)
+            if len(batch) == 1:
+                batch[0].error = error
+                batch[0].done = True
+            else:
+                # One of them failed: it must not take the others with it.
+                for request in batch:
+                    self._run_together(db, [request])
+            return
+        except BaseException:
+            if db.in_transaction:
+                raise
+        # No transaction is open: it was committed, whatever struck since.
+        for request in batch:
+            request.done = True
+            if request.tx is not None:
+                self._dirty_pages += request.tx.pages
+
+    def _begin(self, db: Connection) -> None:
+        # IMMEDIATE, since a deferred transaction that reads and then writes can meet a newer snapshot, and SQLite
+        # then fails it with SQLITE_BUSY at once, whatever the timeout.
+        db.rows("begin immediate")
+
+    def _commit(self, db: Connection) -> None:
+        db.rows("commit")
+        self._committed += 1
+        self.transactions += 1
+
+    def _abandon(self, db: Connection) -> None:
+        """Roll back what is open. Some errors have done so by themselves (sqlite.org/lang_transaction.html)."""
+        if db.in_transaction:
+            try:
+                db.rows("rollback")
+            except StorageError:
+                log.exception("a transaction could not be rolled back: its connection is opened anew")
+                self._drop_connections()
+
+    def _lock_writer(self) -> None:
+        """Wait for this process's turn. The caller unlocks in any case: to release what is not held does nothing."""
+        if self._writer_lock is None:
+            return
+        try:
+            mine = self._writer_lock.acquire(self._busy_timeout_ms)
+        except OSError as error:
+            raise self._sidecar_error(error) from error
+        if not mine:
+            msg = (
+                f"{self.path}: no turn to write within {self._busy_timeout_ms / 1000:g} s: another process holds the"
+                f" writer lock ({self._sidecar}/write.lock); look for a stopped one"
+            )
+            raise DatabaseBusyError(msg, path=self.path)
+
+    def _sidecar_error(self, error: OSError) -> StorageError:
+        """What it means that the folder of locks beside the file cannot be used."""
+        if error.errno == errno.ENOSPC:
+            return DatabaseFullError(f"{self._sidecar}: no space left: make room; nothing was lost", path=self.path)
+        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            msg = f"{self._sidecar}: the locks beside the file cannot be made ({error.strerror}): check the rights"
+            return DatabaseReadOnlyError(msg, path=self.path)
+        msg = f"{self._sidecar}: the locks beside the file cannot be used ({error.strerror})"
+        return DatabaseUnavailableError(msg, path=self.path)
+
+    def _unlock_writer(self) -> None:
+        if self._writer_lock is not None:
+            self._writer_lock.release()
+
+    # -- after a commit --
+
+    def after(self, tx: Tx) -> None:
+        """Wake who waits for what a caller's own transaction does."""
+        self._after([tx], 0)
+
+    def _after(self, txs: list[Tx], sequence: int) -> None:
+        durable = False
+        for tx in txs:
+            if tx.looked:
+                self.looked.update(tx.looked)
+            if tx.queues:
+                for queue, jobs in tx.queues.items():
+                    self.wakeups.notify_queue(queue, jobs)
+            if tx.topics:
+                for topic in tx.topics:
+                    self.wakeups.notify(topic)
+            durable = durable or tx.durable
+        if durable:
+            self._sync(sequence)
+
+    def _report(self, records: list[JobRecord]) -> None:
+        for record in records:
+            for callback in self.callbacks:
+                try:
+                    callback(record)
+                except Exception:
+                    log.exception("job %s: the callback for a job whose worker vanished failed", record.id)
+
+    def _sync(self, sequence: int) -> None:
+        """Wait until the commit of this number is on disk. One sync serves all who committed before it began."""
+        if self.path is None:
+            return
+        with self._sync_lock:
+            if self._synced >= sequence:
+                return
+            target = self._committed
+            try:
+                _sync_file(self._wal_descriptor())
+            except OSError as error:
+                msg = f"{self.path}-wal: the disk did not confirm what was written ({error}): it may be lost"
+                raise DatabaseUnavailableError(msg, path=self.path) from error
+            self._synced = target
+
+    def _wal_descriptor(self) -> int:
+        # The -wal is the one file of SQLite's that others may open: its locks lie elsewhere. SQLite removes it when the
+        # last connection closes, and makes a new one.
+        if self._wal is not None and os.fstat(self._wal).st_nlink == 0:
+            os.close(self._wal)
+            self._wal = None
+        if self._wal is None:
+            self._wal = os.open(f"{self.path}-wal", os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+            with contextlib.suppress(OSError):  # its name, too, has to be on disk; Windows cannot open a folder
+                folder = os.open(os.path.dirname(os.path.abspath(str(self.path))), os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+        return self._wal
+
+    def _checkpoint_if_due(self) -> None:
+        """Copy the WAL back, once enough has gathered. After the commit, so nothing is raised.
+
+        Always under the writer lock, so that it never meets a commit of ours: on SQLite before 3.51.3 that can
+        corrupt the file (sqlite.org/wal.html#walresetbug).
+        """
+        if self._dirty_pages < _CHECKPOINT_PAGES or not self._lead.acquire(blocking=False):
+            return
+        try:
+            self._owner = threading.get_ident()
+            if self._db is None or self.path is None or self._dirty_pages < _CHECKPOINT_PAGES:
+                self._dirty_pages = 0
+                return
+            patient = self._dirty_pages > 4 * _CHECKPOINT_PAGES
+            try:
+                if self._writer_lock is not None and not self._writer_lock.acquire(1000 if patient else 0):
+                    return
+                self._db.rows("pragma wal_checkpoint(passive)")
+                self._dirty_pages = 0
+                self._mark_seen()
+            finally:
+                self._unlock_writer()
+        except (StorageError, OSError) as error:
+            self._dirty_pages = _CHECKPOINT_PAGES // 2
+            log.warning("a checkpoint failed, and will be tried again: %s", error)
+        finally:
+            self._owner = None
+            self._lead.release()
+            self._hand_over()
+
+    # -- reading --
+
+    def read(self, look: Callable[[Connection], R]) -> R:
+        """Look at the file without waiting for writers. In this thread's own transaction: at what it has done."""
+        if self._owner == threading.get_ident() and self._tx is not None:
+            return look(self._tx.db)
+        if self.path is None:
+            return self.write(lambda tx: look(tx.db), single=True)
+        self._prepare_reading()
+        with self._read_lock:
+            return look(self._reading())
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A read transaction: all that this thread reads in it is of one moment. Keep it short: it pins the WAL."""
+        if self.path is None or (self._owner == threading.get_ident() and self._tx is not None):
+            with self.transaction() as tx:
+                yield tx.db
+            return
+        self._prepare_reading()
+        with self._read_lock:
+            db = self._reading()
+            outermost = not db.in_transaction
+            if outermost:
+                db.rows("begin")
+            try:
+                yield db
+            finally:
+                if outermost and db.in_transaction:
+                    db.rows("rollback")
+
+    def _prepare_reading(self) -> None:
+        """Opening and looking after the file are a writer's work, and done before the read lock is taken."""
+        if self._db is not None and time.monotonic() - self._looked_at <= _LOOK_S:
+            return
+        if self._lead.acquire(blocking=self._db is None):
+            try:
+                self._ready()
+            finally:
+                self._lead.release()
+                self._hand_over()
+
+    def _reading(self) -> Connection:
+        if self._closed or self._spoiled:
+            self._ready()  # says why
+        if self._reader is None:
+            self._reader = connect(str(self.path), self.driver, busy_timeout_ms=self._busy_timeout_ms)
+        return self._reader
+
+    # -- opening and closing --
+
+    def open(self) -> None:
+        """Open now what would be opened at the first operation."""
+        self.write(lambda _tx: None, single=True)
+
+    @property
+    def is_open(self) -> bool:
+        return self._db is not None
+
+    def _ready(self) -> Connection:
+        """The writing connection. The caller holds the lead, not the writer lock."""
+        if self._closed:
+            msg = f"{self.path or 'the database in memory'}: the storage was closed"
+            raise StorageClosedError(msg, path=self.path)
+        if self._spoiled:
+            msg = (
+                f"{self.path or 'a database in memory'}: this process was forked while a transaction was open, or"
+                " from a database in memory: open the storage in the child"
+            )
+            raise DatabaseUnavailableError(msg, path=self.path)
+        if self._db is None:
+            self._open()
+        elif self.path is not None:
+            now = time.monotonic()
+            if now - self._looked_at > _LOOK_S:
+                self._looked_at = now
+                self._look_after_file()
+        assert self._db is not None  # noqa: S101 - for the type checker
+        return self._db
+
+    def _open(self) -> None:
+        if self.path is None:
+            db = connect(":memory:", self.driver, busy_timeout_ms=self._busy_timeout_ms)
+            schema.migrate(db, 0)
+        else:
+            self._refuse_bad_places()
+            # Under the writer lock: to switch a new file to WAL ignores the busy timeout.
+            try:
+                self._lock_writer()
+                db = connect(self.path, self.driver, busy_timeout_ms=self._busy_timeout_ms)
+                try:
+                    found = schema.check(db, self.path, shared=self._shared)
+                    schema.use_wal(db, self.path)
+                    schema.migrate(db, found)
+                    self._identity = _identity(self.path)
+                except BaseException:
+                    db.close()
+                    raise
+            finally:
+                self._unlock_writer()
+        self._db = db
+        self._looked_at = time.monotonic()
+        self._find_anchor(db)
+        self.wakeups.sweep()
+
+    def _refuse_bad_places(self) -> None:
+        path = Path(str(self.path))
+        if path.is_dir():
+            msg = f"{path}: this is a folder: give the path of a file in it, such as {path / 'jobs.db'}"
+            raise DatabaseUnavailableError(msg, path=self.path)
+        if not path.parent.is_dir():
+            msg = f"{path}: the folder {path.parent} does not exist: make it first"
+            raise DatabaseUnavailableError(msg, path=self.path)
+        if path.exists() and not os.access(path, os.W_OK):
+            msg = f"{path}: it may not be written: check the rights on the file"
+            raise DatabaseReadOnlyError(msg, path=self.path)
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            msg = f"{path}: its folder may not be written, where SQLite and the locks need to: check its rights"
+            raise DatabaseReadOnlyError(msg, path=self.path)
+        kind = None if self._network else machine.network_file_system(path.parent)
+        if kind is not None:
+            msg = (
+                f"{path}: it lies on a {kind} file system, where SQLite's locks and shared memory cannot be trusted and"
+                " jobs would be lost: put it on a local disk, or insist with network=True (in a URL: ?network=1)"
+            )
+            raise DatabaseUnavailableError(msg, path=self.path)
+
+    def _look_after_file(self) -> None:
+        """Notice that the file was deleted or replaced under us."""
+        found = _identity(str(self.path))
+        if found == self._identity:
+            return
+        if found is None:
+            msg = (
+                f"{self.path}: the file was deleted while it was in use: put it back, or restart to begin with a"
+                " new one"
+            )
+            self._looked_at = 0.0  # look again before each operation, until it is back
+            raise DatabaseUnavailableError(msg, path=self.path)
+        log.warning("%s: the file was replaced while it was in use: the new one is opened", self.path)
+        with self._read_lock:
+            self._drop_connections()
+        self.queue_ids.clear()
+        self.queue_names.clear()
+        self.grouped.clear()
+        self.quiet.clear()
+        self.looked.clear()
+        self._registered = False
+        self._open()
+
+    def _drop_connections(self) -> None:
+        for name in ("_db", "_reader"):
+            db: Connection | None = getattr(self, name)
+            setattr(self, name, None)
+            if db is not None:
+                with contextlib.suppress(StorageError):
+                    db.close()
+        if self._wal is not None:
+            os.close(self._wal)
+            self._wal = None
+
+    def close(self) -> None:
+        """Give back what this process still holds, and let go of the file."""
+        with self._lead:
+            if self._closed:
+                return
+            orderly = True
+            if self._registered and self._db is not None:
+                try:
+                    self._give_up_leases()
+                except StorageError as error:
+                    orderly = False
+                    log.warning("%s: leases could not be given back at close: %s", self.path, error)
+            self._closed = True
+            with self._read_lock:
+                self._drop_connections()
+            if self._liveness is not None:
+                if orderly:
+                    self._liveness.drop()
+                else:
+                    self._liveness.forget()  # the lock is free, its file stays: others see a dead process
+                self._liveness = None
+            if self._writer_lock is not None:
+                self._writer_lock.close()
+            self.wakeups.close()
+        _engines.discard(self)
+
+    def _give_up_leases(self) -> None:
+        from litebroker.sqlite.recovery import recover_holder
+
+        holder = self.holder
+        with self.transaction() as tx:
+            recover_holder(self, tx, holder)
+
+    # -- time, names and identities --
+
+    def steady_ms(self) -> int:
+        """The file's steady clock: what leases and expiries are measured by."""
+        return self._anchor_ms + self.clock.steady_ms()
+
+    def use_anchor_in(self, db: Connection) -> None:
+        """Go by the file's steady clock, read through another connection, while this engine is not open itself."""
+        if self._db is None:
+            self._find_anchor(db)
+
+    def _find_anchor(self, db: Connection) -> None:
+        system = isinstance(self.clock, SystemClock)
+        name = machine.steady_clock_id() if system else f"a {type(self.clock).__name__}"
+        steady = self.clock.steady_ms()
+        if not name:
+            self._anchor_ms = self.clock.now_ms() - steady
+            return
+        self._boot = name
+        rows = db.rows(sql.ANCHOR, {"id": name})
+        if not rows:
+            # A machine that started with its wall clock set back must not see leases of the time before as far ahead.
+            (latest,) = db.rows(sql.LATEST_SEEN)[0]
+            now = max(self.clock.now_ms(), latest or 0)
+            db.rows(sql.ADD_BOOT, {"id": name, "anchor": now - steady, "seen": now})
+            rows = db.rows(sql.ANCHOR, {"id": name})
+        self._anchor_ms = int(rows[0][0])
+
+    def _mark_seen(self) -> None:
+        now = time.monotonic()
+        if self._db is not None and now - self._seen_at > _SEEN_S and hasattr(self, "_boot"):
+            self._seen_at = now
+            self._db.rows(sql.SEEN, {"id": self._boot, "seen": self.steady_ms()})
+
+    def next_token(self) -> int:
+        """A token that no other claim has. Call `register` before the claim."""
+        return self.holder << HOLDER_SHIFT | next(self._claims) & ((1 << HOLDER_SHIFT) - 1)
+
+    def next_ids(self, count: int) -> int:
+        """The first of ``count`` new ids that follow each other, in the order of time."""
+        now = (time.time_ns() // 1000 - _EPOCH_US) << 12
+        with self._id_lock:
+            first = max(now | self._lane, self._last_id + (1 << 12))
+            self._last_id = first + ((count - 1) << 12)
+        return first
+
+    def change_lane(self) -> None:
+        """Two processes drew the same ids: go another way."""
+        self._lane = SystemRandom().getrandbits(12)
+
+    @property
+    def registered(self) -> bool:
+        return self._registered
+
+    def register(self, db: Connection) -> None:
+        """Make this process known as one that claims, and hold its liveness lock, before its first claim."""
+        if self._registered:
+            return
+        label = machine.process_label()
+        while True:
+            self.hold_liveness()
+            db.rows(
+                sql.ADD_HOLDER,
+                {"id": self.holder, "boot": machine.boot_id(), "label": label, "now": self.clock.now_ms()},
+            )
+            if db.rows(sql.HOLDER, {"id": self.holder}) == [(label,)]:
+                return
+            # Another process drew the same number.
+            if self._liveness is not None:
+                self._liveness.forget()
+                self._liveness = None
+            self.holder = _new_holder()
+
+    def registration_committed(self) -> None:
+        self._registered = True
+
+    def hold_liveness(self) -> None:
+        if self._sidecar is None:
+            return
+        try:
+            if self._liveness is None:
+                self._liveness = Liveness(self._sidecar, self.holder)
+            self._liveness.hold()
+        except OSError as error:
+            raise self._sidecar_error(error) from error
+
+    @property
+    def sidecar(self) -> Path | None:
+        return self._sidecar
+
+    @property
+    def local(self) -> bool:
+        """Whether locks on this machine tell of every process that can use the file."""
+        return not self._network
+
+    def check_due(self, interval_s: float) -> bool:
+        """Whether it is time to look for dead processes; True once an interval."""
+        now = time.monotonic()
+        if now - self._checked_at < interval_s:
+            return False
+        self._checked_at = now
+        return True
+
+    def sweep_due(self) -> bool:
+        """Whether it is time to delete values that have expired; True once a second."""
+        now = time.monotonic()
+        if now - self._swept_at < 1.0:
+            return False
+        self._swept_at = now
+        return True
+
+    # -- fork --
+
+    def before_fork(self) -> None:
+        """Close everything, when no thread is inside SQLite.
+
+        A child that inherits a connection inherits its locks' bookkeeping without its locks: its commits vanish, or it
+        hangs in a mutex that no thread of it will open (sqlite.org/howtocorrupt.html, section 2.6).
+        """
+        self._lead.acquire()
+        self._read_lock.acquire()
+        self._sync_lock.acquire()
+        inside = self._owner == threading.get_ident()
+        inside = inside or (self._db is not None and (self._db.in_transaction or self.path is None))
+        inside = inside or (self._reader is not None and self._reader.in_transaction)
+        self._fork_spoils = inside
+        if not inside:
+            self._drop_connections()
+            if self._writer_lock is not None:
+                self._writer_lock.close()
+        self.wakeups.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        self._sync_lock.release()
+        self._read_lock.release()
+        self._lead.release()
+
+    def after_fork_in_child(self) -> None:
+        spoiled = self._fork_spoils
+        if spoiled:
+            # They must be neither used nor closed here.
+            _leaked.append((self._db, self._reader))
+        if self._liveness is not None:
+            self._liveness.forget()
+        if spoiled and self._writer_lock is not None and self._sidecar is not None:
+            _leaked.append(self._writer_lock)
+            self._writer_lock = WriterLock(self._sidecar)
+        self._fresh()
+        self._spoiled = self._spoiled or spoiled
+        self.wakeups.after_fork_in_child()
+
+
+def in_savepoint(tx: Tx, op: Callable[[Tx], R]) -> R:
+    """Run a part of a transaction so that, when it fails, the rest goes on as if it had not been there."""
+    tx.db.rows("savepoint litebroker")
+    try:
+        result = op(tx)
+    except BaseException:
+        if tx.db.in_transaction:
+            tx.db.rows("rollback to litebroker")
+            tx.db.rows("release litebroker")
+        tx.looked = None
+        raise
+    tx.db.rows("release litebroker")
+    return result
+
+
+def _new_holder() -> int:
+    return (1 << 23) | SystemRandom().getrandbits(23)  # 24 bits, so that every token takes eight bytes
+
+
+_EPOCH_US = 1_767_225_600_000_000  # 2026-01-01: 51 bits of microseconds last until 2097
+
+
+def _open(gate: threading.Lock) -> None:
+    with contextlib.suppress(RuntimeError):  # it was opened already
+        gate.release()
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _sync_file(descriptor: int) -> None:
+    try:
+        from fcntl import F_FULLFSYNC, fcntl  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        getattr(os, "fdatasync", os.fsync)(descriptor)
+    else:  # macOS: fsync leaves it in the drive's cache (fsync(2) there)
+        fcntl(descriptor, F_FULLFSYNC)
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_leaked: list[object] = []
+_forking: list[Engine] = []
+
+
+def _before_fork() -> None:
+    _forking[:] = sorted(_engines, key=id)
+    for engine in _forking:
+        engine.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for engine in reversed(_forking):
+        engine.after_fork_in_parent()
+    _forking.clear()
+
+
+def _after_fork_in_child() -> None:
+    for engine in reversed(_forking):
+        engine.after_fork_in_child()
+    _forking.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,735 @@
+"""The verbs of `litebroker.storage.Jobs` on SQLite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from litebroker.errors import GroupConflictError
+from litebroker.jobs import Added, Counts, JobError, JobRecord, JobSpec, Keep, Lease, QueueInfo, State
+from litebroker.sqlite import recovery, rows
+from litebroker.sqlite import statements as sql
+from litebroker.sqlite.connection import Connection, Row, UniqueError
+from litebroker.sqlite.engine import Tx
+from litebroker.sqlite.session import Session
+
+_FOREVER = (1 << 63) - 1
+_BITE = 500
+_ID_STEP = 1 << 12
+
+
+class JobVerbs(Session):
+    """Jobs in queues."""
+
+    # -- adding --
+
+    def add(self, specs: Sequence[JobSpec]) -> list[Added]:
+        if not specs:
+            return []
+        queues: dict[str, int] = {}
+        jobs: dict[str, int] = {}
+        payload = 0
+        for spec in specs:
+            name = spec.queue
+            if name not in queues:
+                queues[name] = self._made_queue(name)
+            jobs[name] = jobs.get(name, 0) + 1
+            payload += len(spec.payload)
+        plain = all(spec.dedupe_key is None and spec.group is None and not spec.front for spec in specs)
+        now = self._engine.clock.now_ms()
+
+        def op(tx: Tx) -> list[Added]:
+            ids = range(first := self._engine.next_ids(len(specs)), first + len(specs) * _ID_STEP, _ID_STEP)
+            if plain:
+                added = _insert_plain(tx, specs, queues, ids, now)
+            else:
+                added = [
+                    self._insert(tx, spec, queues[spec.queue], job_id, now)
+                    for job_id, spec in zip(ids, specs, strict=True)
+                ]
+            for queue, count in jobs.items():
+                tx.wake(queue, count)
+            tx.pages += (len(specs) >> 2) + (payload >> 12)
+            return added
+
+        while True:
+            try:
+                return self._write(op, single=plain and len(specs) == 1)
+            except UniqueError:
+                # Another process drew the same id in the same microsecond.
+                self._engine.change_lane()
+
+    def _insert(self, tx: Tx, spec: JobSpec, queue: int, job_id: int, now: int) -> Added:
+        group = None
+        if spec.group is not None:
+            group = self._group(tx, queue, spec.group, spec.group_concurrency, conflict=True)
+        values = _values(spec, queue, job_id, now, group=group)
+        if spec.front and values[2] == rows.READY:
+            self._take_back(tx, spec.queue, queue)
+            ahead = (
+                tx.db.rows(sql.FIRST_UNGROUPED, {"queue": queue})
+                if group is None
+                else tx.db.rows(sql.FIRST_OF_GROUP, {"grp": group})
+            )
+            for priority, due_at_ms in ahead:
+                values = (
+                    *values[:3],
+                    max(priority, spec.priority),
+                    min(due_at_ms - 1, now) if priority >= spec.priority else values[4],
+                    *values[5:],
+                )
+        if spec.dedupe_key is None:
+            tx.db.rows(sql.INSERT, values)
+            return Added(job_id, True)
+        while not tx.db.rows(sql.INSERT_UNLESS_HELD, values):
+            held = tx.db.rows(sql.HOLDER_OF_KEY, {"queue": queue, "dedupe_key": spec.dedupe_key})
+            if held:
+                return Added(held[0][0], False)
+        return Added(job_id, True)
+
+    def _group(self, tx: Tx, queue: int, name: str, concurrency: int, *, conflict: bool) -> int:
+        """The group's id in the queue, made when it is new."""
+        found = tx.db.rows(sql.GROUP_BY_NAME, {"queue": queue, "name": name})
+        if found:
+            group, has = found[0]
+            if conflict and has != concurrency:
+                raise GroupConflictError(name, asked=concurrency, concurrency=has)
+        else:
+            if not tx.db.rows(sql.ANY_GROUP):
+                for trigger in sql.GROUP_TRIGGERS:
+                    tx.db.rows(trigger)
+            group = tx.db.rows(sql.ADD_GROUP, {"queue": queue, "name": name, "concurrency": concurrency})[0][0]
+        self._engine.grouped.add(queue)
+        return int(group)
+
+    # -- claiming --
+
+    def claim(self, queues: Sequence[str], *, limit: int, lease_ms: int) -> list[JobRecord]:
+        joined = self._in_transaction()
+        if not joined:
+            recovery.recover_dead(self._engine)
+        wanted = [(name, queue) for name in queues if (queue := self._queue(name)) is not None]
+        if not joined:
+            wanted = [(name, queue) for name, queue in wanted if self._may_have_jobs(queue)]
+        if limit < 1 or not wanted:
+            return []
+        self._register(joined=joined)
+        claimed, ungrouped = self._claim_of(wanted, limit, lease_ms)
+        if ungrouped:
+            # Another process has made the first groups of these.
+            self._engine.grouped.update(queue for _name, queue in ungrouped)
+            claimed += self._claim_of(ungrouped, limit - len(claimed), lease_ms)[0]
+        self._pass_on(wanted, claimed, limit, joined=joined)
+        return claimed
+
+    def _claim_of(
+        self, wanted: list[tuple[str, int]], limit: int, lease_ms: int
+    ) -> tuple[list[JobRecord], list[tuple[str, int]]]:
+        """Claim from these queues; and those of them that were taken to be without groups, and are not."""
+        grouped = self._engine.grouped
+
+        def op(tx: Tx) -> tuple[list[JobRecord], list[tuple[str, int]]]:
+            got: list[JobRecord] = []
+            mistaken: list[tuple[str, int]] = []
+            for name, queue in wanted:
+                rest = limit - len(got)
+                if rest <= 0:
+                    break
+                self._take_back(tx, name, queue)
+                if queue in grouped:
+                    got += self._claim_in_turns(tx, name, queue, rest, lease_ms)
+                    continue
+                found = self._claim_in_line(tx, name, queue, rest, lease_ms)
+                if len(found) < rest and tx.db.rows(sql.HAS_GROUPS, {"queue": queue}):
+                    mistaken.append((name, queue))
+                got += found
+            return got, mistaken
+
+        single = not any(queue in grouped for _name, queue in wanted)
+        return self._write(op, lasting=False, single=single)
+
+    def _pass_on(self, wanted: list[tuple[str, int]], claimed: list[JobRecord], limit: int, *, joined: bool) -> None:
+        """Remember which queues are empty; and when one is not any more, wake the next to come."""
+        quiet = self._engine.quiet
+        looked_at = {queue for _name, queue in wanted}
+        if not claimed:
+            quiet |= looked_at
+        elif quiet & looked_at:
+            quiet -= looked_at
+            if len(claimed) == limit and not joined:
+                # There may be more than one worker can take, and one was woken.
+                self._engine.wakeups.notify_queue(claimed[-1].queue, 1)
+
+    def _may_have_jobs(self, queue: int) -> bool:
+        """A queue that was empty at the last look is looked at again without the writer lock."""
+        if queue not in self._engine.quiet:
+            return True
+        found = self._read(lambda db: db.rows(sql.WAITING, {"queue": queue}))
+        if not found:
+            return False
+        ready, due, lease_end, _paused = found[0]
+        now, steady = self._engine.clock.now_ms(), self._engine.steady_ms()
+        return bool(ready) or (due is not None and due <= now) or (lease_end is not None and lease_end <= steady)
+
+    def _register(self, *, joined: bool) -> None:
+        engine = self._engine
+        if engine.registered:
+            return
+        self._write(lambda tx: engine.register(tx.db), lasting=False, single=True)
+        if not joined:
+            engine.registration_committed()
+
+    def _take_back(self, tx: Tx, name: str, queue: int) -> list[JobRecord]:
+        """Recover what has lapsed and promote what is due, at most once a millisecond; those that failed by it."""
+        engine = self._engine
+        now, steady = engine.clock.now_ms(), engine.steady_ms()
+        if engine.looked.get(queue) == (now, steady):
+            return []
+        (due, lease_end) = tx.db.rows(sql.NEXT_EVENTS, {"queue": queue})[0]
+        failed: list[JobRecord] = []
+        if lease_end is not None and lease_end <= steady:
+            failed = recovery.recover_ended(engine, tx, name, queue, now=now, steady=steady)
+        if due is not None and due <= now:
+            _promote(tx, queue, now)
+        if tx.looked is None:
+            tx.looked = {}
+        tx.looked[queue] = (now, steady)
+        return failed
+
+    def _lease(self, lease_ms: int) -> dict[str, int]:
+        engine = self._engine
+        return {"token": engine.next_token(), "until": engine.steady_ms() + lease_ms, "now": engine.clock.now_ms()}
+
+    def _claim_in_line(self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int) -> list[JobRecord]:
+        """Claim in a queue without groups: one statement."""
+        params = {"queue": queue, **self._lease(lease_ms)}
+        if limit == 1:
+            return self._records(tx.db, tx.db.rows(sql.CLAIM_ONE, params), name)
+        params["limit"] = limit
+        found = tx.db.rows(sql.CLAIM_MANY, params)
+        tx.pages += len(found) >> 1
+        # RETURNING promises no order (sqlite.org/lang_returning.html).
+        found.sort(key=lambda row: (-row[3], row[4], row[0]))
+        return self._records(tx.db, found, name)
+
+    def _claim_in_turns(self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int) -> list[JobRecord]:
+        """Claim in a queue with groups: streams that have jobs and are below their concurrency take turns."""
+        db = tx.db
+        paused, turn, ungrouped_turn = db.rows(sql.QUEUE_TURNS, {"queue": queue})[0]
+        if paused is not None:
+            return []
+        found: list[Row] = []
+        while len(found) < limit:
+            group = db.rows(sql.NEXT_STREAM, {"queue": queue})
+            head = db.rows(sql.HEAD_OF_UNGROUPED, {"queue": queue})
+            if not group and not head:
+                break
+            turn += 1
+            if head and (not group or ungrouped_turn <= group[0][1]):
+                ungrouped_turn = turn
+            else:
+                head = db.rows(sql.HEAD_OF_GROUP, {"grp": group[0][0]})
+                db.rows(sql.SET_GROUP_TURN, {"grp": group[0][0], "turn": turn})
+            found += db.rows(sql.CLAIM_BY_ID, {"id": head[0][0], **self._lease(lease_ms)})
+        if found:
+            db.rows(sql.SET_QUEUE_TURNS, {"queue": queue, "turn": turn, "ungrouped_turn": ungrouped_turn})
+            tx.pages += len(found)
+        return self._records(db, found, name)
+
+    # -- settling --
+
+    def extend(self, leases: Sequence[Lease], lease_ms: int) -> list[bool]:
+        until = self._engine.steady_ms() + lease_ms
+
+        def op(tx: Tx) -> list[bool]:
+            kept: set[int] = set()
+            for token, job_ids in _by_token(leases).items():
+                params = {"token": token, "ids": rows.ids(job_ids), "until": until, "steady": self._engine.steady_ms()}
+                kept.update(job_id for (job_id,) in tx.db.rows(sql.EXTEND, params))
+            return [lease.job_id in kept for lease in leases]
+
+        return self._write(op, lasting=False, single=_one_token(leases)) if leases else []
+
+    def complete(self, leases: Sequence[Lease], *, keep: bool = False) -> list[bool]:
+        engine = self._engine
+        if not leases:
+            return []
+        if len(leases) == 1 and not keep and not engine.grouped:
+            (lease,) = leases
+            params = {"id": lease.job_id, "token": lease.token}
+
+            def one(tx: Tx) -> list[bool]:
+                return [tx.db.change(sql.COMPLETE_ONE, {**params, "steady": engine.steady_ms()}) == 1]
+
+            return self._write(one, lasting=False, single=True)
+        return self._settle(leases, sql.KEEP_COMPLETED if keep else sql.COMPLETE_MANY)
+
+    def _settle(self, leases: Sequence[Lease], statement: str, *, wake: bool = False, **more: int) -> list[bool]:
+        """End many leases by one statement for each token."""
+        engine = self._engine
+
+        def op(tx: Tx) -> list[bool]:
+            now, steady = engine.clock.now_ms(), engine.steady_ms()
+            settled: set[tuple[int, int]] = set()
+            for token, job_ids in _by_token(leases).items():
+                params = {"token": token, "ids": rows.ids(job_ids), "now": now, "steady": steady, **more}
+                for job_id, queue, *group in tx.db.rows(statement, params):
+                    settled.add((job_id, token))
+                    if wake or group[0] is not None:  # a group's place has become free
+                        tx.wake(self._name(tx.db, queue), 1)
+            tx.pages += len(leases) >> 1
+            return _once_each(leases, settled)
+
+        return self._write(op, lasting=False, single=_one_token(leases))
+
+    def fail(self, lease: Lease, error: JobError, *, retry_in_ms: int | None) -> State | None:
+        engine = self._engine
+        text, line = rows.error_text(error), rows.error_line(error)
+
+        def op(tx: Tx) -> State | None:
+            params = {
+                "id": lease.job_id,
+                "token": lease.token,
+                "retry": retry_in_ms,
+                "now": engine.clock.now_ms(),
+                "steady": engine.steady_ms(),
+                "error": text,
+                "message": line,
+            }
+            found = tx.db.rows(sql.FAIL, params)
+            if not found:
+                return None
+            state, queue = found[0]
+            if state != rows.FAILED or engine.grouped:
+                tx.wake(self._name(tx.db, queue), 1)
+            return rows.STATES[state]
+
+        return self._write(op, lasting=False, single=True)
+
+    def release(self, leases: Sequence[Lease], *, delay_ms: int | None = None) -> list[bool]:
+        if not leases:
+            return []
+        if delay_ms:
+            due = self._engine.clock.now_ms() + delay_ms
+            return self._settle(leases, sql.RELEASE_LATER, wake=True, due=due)
+        return self._settle(leases, sql.RELEASE, wake=True)
+
+    def recover(self, queues: Sequence[str] | None = None) -> list[JobRecord]:
+        if not self._in_transaction():
+            recovery.recover_dead(self._engine)
+        names = [info.name for info in self.queues()] if queues is None else list(queues)
+        known = [(name, queue) for name in names if (queue := self._queue(name)) is not None]
+        engine = self._engine
+
+        def op(tx: Tx) -> list[JobRecord]:
+            now, steady = engine.clock.now_ms(), engine.steady_ms()
+            return [
+                record
+                for name, queue in known
+                for record in recovery.recover_ended(engine, tx, name, queue, now=now, steady=steady)
+            ]
+
+        return self._write(op, lasting=False) if known else []
+
+    # -- looking --
+
+    def get(self, job_id: int) -> JobRecord | None:
+        def look(db: Connection) -> JobRecord | None:
+            found = self._records(db, db.rows(sql.GET, {"id": job_id}))
+            return found[0] if found else None
+
+        return self._read(look) if -_FOREVER <= job_id <= _FOREVER else None
+
+    def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
+        if (ref is None) == (dedupe_key is None):
+            msg = f"find needs a ref or a dedupe_key, and not both: ref={ref!r}, dedupe_key={dedupe_key!r}"
+            raise ValueError(msg)
+        queue_id = self._queue(queue)
+        if queue_id is None:
+            return []
+
+        def look(db: Connection) -> list[JobRecord]:
+            if ref is not None:
+                return self._records(db, db.rows(sql.FIND_BY_REF, {"queue": queue_id, "ref": ref}), queue)
+            held = db.rows(sql.HOLDER_OF_KEY, {"queue": queue_id, "dedupe_key": dedupe_key})
+            return self._records(db, [row for (job_id,) in held for row in db.rows(sql.GET, {"id": job_id})], queue)
+
+        return self._read(look)
+
+    def page(
+        self,
+        queue: str,
+        state: State,
+        *,
+        limit: int = 100,
+        after: JobRecord | None = None,
+        offset: int = 0,
+        due_by_ms: int | None = None,
+    ) -> list[JobRecord]:
+        queue_id = self._queue(queue)
+        if queue_id is None or limit < 1:
+            return []
+        if state is State.PENDING:
+            self._promote_for_reading(queue_id)
+
+        def look(db: Connection) -> list[JobRecord]:
+            pager = _Pager(db, queue_id, limit, offset, _FOREVER if due_by_ms is None else due_by_ms)
+            if state is State.PENDING:
+                found = pager.pending(after)
+            elif state is State.ACTIVE:
+                found = pager.active(after, recovery.steady_to_wall_ms(self._engine))
+            else:
+                found = pager.ended(rows.ENDED[state], after)
+            return self._records(db, found, queue)
+
+        return self._read(look)
+
+    def rank(self, job_id: int) -> int | None:
+        place = self._read(lambda db: db.rows(sql.PLACE, {"id": job_id}))
+        if not place or place[0][1] not in {rows.READY, rows.DELAYED}:
+            return None
+        self._promote_for_reading(place[0][0])
+
+        def look(db: Connection) -> int | None:
+            place = db.rows(sql.PLACE, {"id": job_id})
+            if not place:
+                return None
+            queue, state, group, priority, due = place[0]
+            params = {
+                "queue": queue, "grp": group, "priority": priority, "due": due, "id": job_id, "due_by": _FOREVER,
+            }  # fmt: skip
+            if state == rows.READY and group is None:
+                return int(db.rows(sql.AHEAD_IN_READY, params)[0][0])
+            if state not in {rows.READY, rows.DELAYED}:
+                return None
+            ahead = int(db.rows(sql.COUNT_UNGROUPED, params)[0][0])
+            if state == rows.READY:
+                name = db.rows(sql.GROUP_NAME, params)[0][0]
+                ahead += int(db.rows(sql.COUNT_GROUPED_BEFORE, {"queue": queue, "name": name})[0][0])
+                return ahead + int(db.rows(sql.AHEAD_IN_GROUP, params)[0][0])
+            ahead += int(db.rows(sql.COUNT_GROUPED, params)[0][0])
+            return ahead + int(db.rows(sql.AHEAD_IN_DELAYED, params)[0][0])
+
+        return self._read(look)
+
+    def _promote_for_reading(self, queue: int) -> None:
+        """What has become due stands among the due, though nobody has claimed since."""
+        now = self._engine.clock.now_ms()
+        due = self._read(lambda db: db.rows(sql.NEXT_EVENTS, {"queue": queue})[0][0])
+        if due is not None and due <= now:
+            self._write(lambda tx: _promote(tx, queue, now), lasting=False)
+
+    def counts(self, queue: str) -> Counts:
+        queue_id = self._queue(queue)
+        if queue_id is None:
+            return Counts()
+        params = {"queue": queue_id, "now": self._engine.clock.now_ms()}
+        return Counts(*self._read(lambda db: db.rows(sql.COUNTS, params)[0]))
+
+    def queues(self) -> list[QueueInfo]:
+        return [QueueInfo(*row) for row in self._read(lambda db: db.rows(sql.QUEUES))]
+
+    # -- mending --
+
+    def retry(self, job_ids: Sequence[int], *, queue: str | None = None) -> list[bool]:
+        target = None if queue is None else self._made_queue(queue)
+
+        def one(tx: Tx, job_id: int) -> bool:
+            found = tx.db.rows(sql.FAILED_GROUP, {"id": job_id})
+            if not found:
+                return False
+            source, group, group_id, concurrency, dedupe_key = found[0]
+            goes_to = source if target is None else target
+            if tx.db.rows(sql.HOLDER_OF_KEY, {"queue": goes_to, "dedupe_key": dedupe_key}) not in ([], [(job_id,)]):
+                return False
+            if group is not None and goes_to != source:
+                group_id = self._group(tx, goes_to, group, concurrency, conflict=False)
+            params = {"id": job_id, "queue": goes_to, "grp": group_id, "now": self._engine.clock.now_ms()}
+            if tx.db.change(sql.RETRY, params) != 1:
+                return False
+            tx.wake(self._name(tx.db, goes_to), 1)
+            return True
+
+        return self._write(lambda tx: [one(tx, job_id) for job_id in job_ids]) if job_ids else []
+
+    def cancel(self, job_ids: Sequence[int]) -> list[bool]:
+        return self._end(job_ids, sql.CANCEL)
+
+    def remove(self, job_ids: Sequence[int]) -> list[bool]:
+        return self._end(job_ids, sql.REMOVE)
+
+    def _end(self, job_ids: Sequence[int], statement: str) -> list[bool]:
+        params = {"ids": rows.ids(job_ids), "now": self._engine.clock.now_ms()}
+
+        def op(tx: Tx) -> list[bool]:
+            done = {(job_id, 0) for (job_id,) in tx.db.rows(statement, params)}
+            return _once_each([Lease(job_id, 0) for job_id in job_ids], done)
+
+        return self._write(op, single=True) if job_ids else []
+
+    def reschedule(self, job_id: int, *, due_at_ms: int) -> bool:
+        params = {"id": job_id, "due": due_at_ms, "now": self._engine.clock.now_ms()}
+
+        def op(tx: Tx) -> bool:
+            for (queue,) in tx.db.rows(sql.RESCHEDULE, params):
+                tx.wake(self._name(tx.db, queue), 1)
+                return True
+            return False
+
+        return self._write(op, single=True)
+
+    def move(self, source: str, target: str) -> int:
+        from_queue = self._queue(source)
+        if from_queue is None or source == target:
+            return 0
+        to_queue = self._made_queue(target)
+
+        def op(tx: Tx) -> int:
+            params: dict[str, int] = {"source": from_queue, "target": to_queue}
+            moved = tx.db.change(sql.MOVE_READY, params) + tx.db.change(sql.MOVE_DELAYED, params)
+            for group, name, concurrency, ready in tx.db.rows(sql.GROUPS_OF_QUEUE, {"queue": from_queue}):
+                if not ready and not tx.db.rows(sql.HAS_DELAYED_OF_GROUP, {"queue": from_queue, "grp": group}):
+                    continue
+                params |= {"grp": group, "target_grp": self._group(tx, to_queue, name, concurrency, conflict=False)}
+                moved += tx.db.change(sql.MOVE_GROUPED_READY, params)
+                moved += tx.db.change(sql.MOVE_GROUPED_DELAYED, params)
+            tx.wake(target, moved)
+            tx.pages += moved
+            return moved
+
+        return self._write(op)
+
+    def purge(self, queue: str, states: Sequence[State]) -> int:
+        queue_id = self._queue(queue)
+        if queue_id is None:
+            return 0
+
+        def bite(tx: Tx, statement: str, params: Mapping[str, int]) -> int:
+            tx.pages += _BITE
+            return tx.db.change(statement, params)
+
+        gone = 0
+        for statement, params in self._purges(queue_id, states):
+            while True:
+                count = self._write(lambda tx, s=statement, p=params: bite(tx, s, p), single=True)  # type: ignore[misc]
+                gone += count
+                if count < _BITE:
+                    break
+        return gone
+
+    def _purges(self, queue: int, states: Sequence[State]) -> list[tuple[str, dict[str, int]]]:
+        """The statements that empty these states of a queue."""
+        here = {"queue": queue}
+        purges: list[tuple[str, dict[str, int]]] = []
+        if State.PENDING in states:
+            purges += [(sql.PURGE_READY, here), (sql.PURGE_DELAYED, here)]
+            groups = self._read(lambda db: db.rows(sql.GROUPS_OF_QUEUE, here))
+            purges += [(sql.PURGE_GROUPED, {"grp": group}) for group, _name, _limit, ready in groups if ready]
+        purges += [(sql.PURGE_ENDED[code], here) for state, code in rows.ENDED.items() if state in states]
+        return purges
+
+    def prune(self, queue: str, keep: Mapping[State, Keep]) -> int:
+        queue_id = self._queue(queue)
+        if queue_id is None:
+            return 0
+        now = self._engine.clock.now_ms()
+        gone = 0
+        for state, limits in keep.items():
+            code = rows.ENDED.get(state)
+            if code is None:
+                continue
+            bites = []
+            if limits.count is not None:
+                bites.append((sql.PRUNABLE_BY_COUNT[code], sql.PRUNE_BY_COUNT[code], {"count": limits.count}))
+            if limits.age_ms is not None:
+                bites.append((sql.PRUNABLE_BY_AGE[code], sql.PRUNE_BY_AGE[code], {"before": now - limits.age_ms}))
+            for look, statement, limit in bites:
+                params = {"queue": queue_id, **limit}
+                if self._read(lambda db, s=look, p=params: db.rows(s, p)):  # type: ignore[misc]
+                    gone += self._write(
+                        lambda tx, s=statement, p=params: tx.db.change(s, p),  # type: ignore[misc]
+                        lasting=False,
+                        single=True,
+                    )
+        return gone
+
+    def pause(self, queue: str, *, paused: bool) -> bool:
+        queue_id = self._made_queue(queue) if paused else self._queue(queue)
+        if queue_id is None:
+            return False
+        params = {"queue": queue_id, "now": self._engine.clock.now_ms()}
+
+        def op(tx: Tx) -> bool:
+            changed = tx.db.change(sql.PAUSE if paused else sql.RESUME, params) == 1
+            if changed and not paused:
+                tx.wake(queue, 8)
+            return changed
+
+        return self._write(op, single=True)
+
+
+class _Pager:
+    """A page of a queue, gathered from its parts in order. An offset is spent on the way."""
+
+    def __init__(self, db: Connection, queue: int, limit: int, offset: int, due_by: int) -> None:
+        self._db = db
+        self._queue = queue
+        self._limit = limit
+        self._offset = offset
+        self._due_by = due_by
+        self._found: list[Row] = []
+
+    def pending(self, after: JobRecord | None) -> list[Row]:
+        place = self._place(after)
+        if place is None or (place[0] == rows.READY and place[1] is None):
+            self._in_line(sql.PAGE_OF_READY, {"queue": self._queue}, place)
+            place = None
+        if place is None or place[0] == rows.READY:
+            passed = place is None
+            for group, _name, _concurrency, ready in self._db.rows(sql.GROUPS_OF_QUEUE, {"queue": self._queue}):
+                if place is not None and group == place[1]:
+                    self._in_line(sql.PAGE_OF_GROUP, {"grp": group}, place)
+                    passed = True
+                elif passed and ready:
+                    self._in_line(sql.PAGE_OF_GROUP, {"grp": group}, None)
+            place = None
+        due, job_id = (-_FOREVER, 0) if place is None else (place[3], place[4])
+        self._take(sql.PAGE_OF_DELAYED, {"queue": self._queue, "due": due, "id": job_id})
+        return self._found
+
+    def active(self, after: JobRecord | None, steady_to_wall_ms: int) -> list[Row]:
+        until, job_id = -_FOREVER, 0
+        if after is not None and after.lease_until_ms is not None:
+            until, job_id = after.lease_until_ms - steady_to_wall_ms, after.id
+        self._take(sql.PAGE_OF_ACTIVE, {"queue": self._queue, "until": until, "id": job_id})
+        return self._found
+
+    def ended(self, state: int, after: JobRecord | None) -> list[Row]:
+        ended, job_id = (_FOREVER, 0) if after is None else (after.ended_at_ms or 0, after.id)
+        self._take(sql.PAGE_OF_ENDED[state], {"queue": self._queue, "ended": ended, "id": job_id})
+        return self._found
+
+    def _place(self, after: JobRecord | None) -> tuple[int, int | None, int, int, int] | None:
+        """Where ``after`` stood: state, group, priority, due, id. It may be gone, or claimed, by now."""
+        if after is None:
+            return None
+        group = None
+        if after.group is not None:
+            found = self._db.rows(sql.GROUP_BY_NAME, {"queue": self._queue, "name": after.group})
+            group = found[0][0] if found else None
+        here = self._db.rows(sql.PLACE, {"id": after.id})
+        delayed = here[0][1] == rows.DELAYED if here else False
+        return (rows.DELAYED if delayed else rows.READY), group, after.priority, after.due_at_ms, after.id
+
+    def _in_line(
+        self,
+        statements: tuple[str, str, str],
+        params: dict[str, int],
+        place: tuple[int, int | None, int, int, int] | None,
+    ) -> None:
+        first, same_priority, lower = statements
+        if place is None:
+            self._take(first, params)
+            return
+        _state, _group, priority, due, job_id = place
+        self._take(same_priority, {**params, "priority": priority, "due": due, "id": job_id})
+        self._take(lower, {**params, "priority": priority})
+
+    def _take(self, statement: str, params: dict[str, int]) -> None:
+        missing = self._limit - len(self._found)
+        if missing <= 0:
+            return
+        full = {**params, "due_by": self._due_by, "limit": missing, "offset": self._offset}
+        got = self._db.rows(statement, full)
+        if not got and self._offset:
+            # Less was there than the offset skips: how much, comes off it.
+            passed = self._db.rows(statement, {**full, "limit": self._offset, "offset": 0})
+            self._offset -= len(passed)
+        else:
+            self._offset = 0
+        self._found += got
+
+
+def _promote(tx: Tx, queue: int, now: int) -> None:
+    """Let delayed jobs that have become due stand in line."""
+    while tx.db.change(sql.PROMOTE, {"queue": queue, "now": now}) == _BITE:
+        pass
+
+
+def _insert_plain(
+    tx: Tx, specs: Sequence[JobSpec], queues: Mapping[str, int], ids: Sequence[int], now: int
+) -> list[Added]:
+    """Insert jobs that need no look at what is there: one statement, run for all."""
+    values: list[tuple[object, ...]]
+    if all(
+        spec.delay_ms is None
+        and spec.run_at_ms is None
+        and spec.ref is None
+        and spec.task is None
+        and spec.encoding is None
+        and not spec.headers
+        for spec in specs
+    ):
+        statement = sql.INSERT_BARE
+        values = [
+            (job_id, queues[spec.queue], spec.priority, now, spec.max_attempts or 0, spec.payload)
+            for job_id, spec in zip(ids, specs, strict=True)
+        ]
+    else:
+        statement = sql.INSERT
+        values = [
+            _values(spec, queues[spec.queue], job_id, now, group=None) for job_id, spec in zip(ids, specs, strict=True)
+        ]
+    if len(values) == 1:
+        tx.db.rows(statement, values[0])
+    else:
+        tx.db.many(statement, values)
+    return [Added(job_id, True) for job_id in ids]
+
+
+def _values(spec: JobSpec, queue: int, job_id: int, now: int, *, group: int | None) -> tuple[object, ...]:
+    """The row of a new job, in the order of INSERT's parameters."""
+    if spec.delay_ms is not None:
+        due = now + spec.delay_ms
+    elif spec.run_at_ms is not None:
+        due = spec.run_at_ms
+    else:
+        due = now
+    return (
+        job_id,
+        queue,
+        rows.READY if due <= now else rows.DELAYED,
+        spec.priority,
+        due,
+        spec.max_attempts or 0,
+        now,
+        group,
+        spec.dedupe_key,
+        1 if spec.dedupe_until == "ended" else 0,
+        spec.ref,
+        spec.task,
+        spec.encoding,
+        json.dumps(dict(spec.headers)) if spec.headers else None,
+        spec.payload,
+    )
+
+
+def _by_token(leases: Sequence[Lease]) -> dict[int, list[int]]:
+    """Job ids by token: those of one claim share it, and are settled by one statement."""
+    found: dict[int, list[int]] = {}
+    for job_id, token in leases:
+        found.setdefault(token, []).append(job_id)
+    return found
+
+
+def _one_token(leases: Sequence[Lease]) -> bool:
+    return len({token for _job_id, token in leases}) == 1
+
+
+def _once_each(leases: Sequence[Lease], settled: set[tuple[int, int]]) -> list[bool]:
+    """Whether each was settled; of the same one twice, the first was."""
+    answers: list[bool] = []
+    for lease in leases:
+        answers.append(lease in settled)
+        settled.discard(lease)
+    return answers
