@@ -2,8 +2,8 @@
 
 Writers queue up three deep, and each step makes the next one rare:
 
-1. Threads: the first to come leads, those who arrive meanwhile ride in its transaction (group commit). One alone
-   commits directly, and pays nothing for it.
+1. Threads: each puts its operation in line and asks for the lead. Who gets it runs all that stand in line, in one
+   transaction (group commit); whose operation was run meanwhile has nothing left to do. One alone pays nothing for it.
 2. Processes: the leader takes the writer lock, a flock on a sidecar, so that processes take turns instead of
    polling SQLite's own lock, which starves some and lets the WAL grow.
 3. Strangers, who write to the file without that lock: SQLite's busy handler.
@@ -55,24 +55,27 @@ _CHECKPOINT_PAGES = 1000
 _LOOK_S = 1.0
 # How often the file is told the time, for the next start of the machine.
 _SEEN_S = 60.0
-# A follower that was not served for so long looks whether its leader is gone.
-_HEAL_S = 1.0
 HOLDER_SHIFT = 38  # tokens are holder << 38 | claim
 
 
 class Tx:
-    """A write transaction under way, and what is to happen once it is committed."""
+    """A write transaction under way, and what is to happen once it is committed.
 
-    __slots__ = ("db", "durable", "lapsed", "looked", "pages", "queues", "topics")
+    Attributes:
+        durable: It is on disk before its caller goes on.
+        pages: How many pages of the WAL it writes, about.
+        looked: The queues whose due times and leases were looked at, and when.
+    """
+
+    pages = 4
+    queues: dict[str, int] | None = None
+    topics: set[str] | None = None
+    lapsed: list[JobRecord] | None = None
+    looked: dict[int, tuple[int, int]] | None = None
 
     def __init__(self, db: Connection, *, durable: bool = False) -> None:
         self.db = db
         self.durable = durable
-        self.pages = 4
-        self.queues: dict[str, int] | None = None
-        self.topics: set[str] | None = None
-        self.lapsed: list[JobRecord] | None = None
-        self.looked: dict[int, tuple[int, int]] | None = None
 
     def wake(self, queue: str, jobs: int) -> None:
         if self.queues is None:
@@ -92,13 +95,13 @@ class Tx:
 class _Request(Generic[R]):
     """An operation that waits for its turn, and what became of it."""
 
-    __slots__ = ("done", "durable", "error", "gate", "op", "result", "single", "tx")
+    __slots__ = ("done", "durable", "error", "op", "result", "sequence", "single", "tx")
 
     def __init__(self, op: Callable[[Tx], R], *, durable: bool, single: bool) -> None:
         self.op = op
         self.durable = durable
         self.single = single
-        self.gate: threading.Lock | None = None
+        self.sequence = 0
         self.tx: Tx | None = None
         self.result: R | None = None
         self.error: BaseException | None = None
@@ -143,7 +146,7 @@ class Engine:
     def _fresh(self) -> None:
         """Everything that belongs to one process only; made anew in a forked child."""
         self._lead = threading.RLock()
-        self._owner: int | None = None
+        self._leading: Callable[[], bool] = self._lead._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
         self._tx: Tx | None = None
         self._waiting: deque[_Request[Any]] = deque()
         self._db: Connection | None = None
@@ -178,7 +181,7 @@ class Engine:
     @property
     def current(self) -> Tx | None:
         """The transaction that this thread is in, if any."""
-        return self._tx if self._owner == threading.get_ident() else None
+        return self._tx if self._leading() else None
 
     def write(self, op: Callable[[Tx], R], *, durable: bool = False, single: bool = False) -> R:
         """Run the operation in a write transaction of its own, or one that it shares with other threads'.
@@ -189,17 +192,23 @@ class Engine:
             durable: Return only once it is on disk.
             single: It is one statement, or several of which each may stand alone: no transaction is needed around it.
         """
-        if self._owner == threading.get_ident():
+        if self._leading():
             return self._join(op, durable=durable, single=single)
         request = _Request(op, durable=durable, single=single)
-        if self._lead.acquire(blocking=False):
-            self._serve(request)
-        else:
-            self._follow(request)
+        self._waiting.append(request)
+        try:
+            # An exception can strike between any two steps (a signal handler's, or one that another thread set), so the
+            # lead is held by nothing but a `with` on the lock itself, which CPython does not interrupt halfway.
+            with self._lead:
+                if not request.done:
+                    self._serve(request)
+        except BaseException:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(request)
+            raise
         if request.error is not None:
             raise request.error
-        if request.tx is not None and request.tx.lapsed:
-            self._report(request.tx.lapsed)
+        self._follow_up(request.tx, request.sequence)
         return request.result  # type: ignore[return-value]
 
     @contextlib.contextmanager
@@ -209,37 +218,26 @@ class Engine:
         Args:
             durable: Whether to wait for the disk at the end; None leaves it to the operations in it.
         """
-        if self._owner == threading.get_ident() and self._tx is not None:
+        if self._leading() and self._tx is not None:
             if durable:
                 self._tx.durable = True
             yield self._tx
             return
-        self._lead.acquire()
-        try:
-            self._owner = threading.get_ident()
+        with self._lead:
             db = self._ready()
-            tx = self._tx = Tx(db)
             try:
                 self._lock_writer()
+                tx = self._tx = Tx(db)
                 self._begin(db)
                 yield tx
                 self._commit(db)
                 sequence = self._committed
-                self._dirty_pages += tx.pages
+                self._checkpoint_if_due(db, tx.pages)
             finally:
-                self._abandon(db)
-                self._unlock_writer()
-        finally:
-            self._tx = None
-            self._owner = None
-            self._lead.release()
-            self._hand_over()
+                self._end_turn(db)
         if durable is not None:
             tx.durable = durable
-        self._after([tx], sequence)
-        self._checkpoint_if_due()
-        if tx.lapsed:
-            self._report(tx.lapsed)
+        self._follow_up(tx, sequence)
 
     def _join(self, op: Callable[[Tx], R], *, durable: bool, single: bool) -> R:
         """Inside this thread's own transaction, be it that a signal handler runs on top of it."""
@@ -252,148 +250,92 @@ class Engine:
             return op(tx)
         return in_savepoint(tx, op)
 
-    def _serve(self, request: _Request[Any]) -> None:
-        """Lead: run what waits, and this. The caller holds the lead, which is released here."""
-        batch: list[_Request[Any]] = [request]
-        sequence = 0
+    def _serve(self, own: _Request[Any]) -> None:
+        """Run what waits, and one's own. The caller leads."""
+        batch = self._drain(own)
         try:
-            self._owner = threading.get_ident()
-            if self._waiting:
-                batch = [*self._drain(), request]
-            sequence = self._run(batch)
-        except BaseException as error:
-            # It came of opening, of locking, or of an interruption: what is not done was not committed.
-            self._excuse(batch, request, error)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._tx = None
-            self._owner = None
-            self._lead.release()
-            self._deliver(batch, sequence)
-        self._checkpoint_if_due()
-
-    def _excuse(self, batch: list[_Request[Any]], own: _Request[Any], error: BaseException) -> None:
-        """Give the error to all that were not served; of an interruption the others need not suffer."""
-        for request in batch:
-            if request.done:
-                continue
-            if request is not own and not isinstance(error, Exception):
-                self._waiting.appendleft(request)
-            else:
-                request.error = error
-                request.done = True
-
-    def _deliver(self, batch: list[_Request[Any]], sequence: int) -> None:
-        """Do what is to follow the commit, and let the threads go whose operations are in it."""
-        try:
-            self._after([r.tx for r in batch if r.done and r.error is None and r.tx is not None], sequence)
-        except StorageError as error:
+            db = self._ready()
+            try:
+                self._lock_writer()
+                if len(batch) == 1 and own.single:
+                    self._run_alone(db, own)
+                else:
+                    self._run_together(db, batch)
+            finally:
+                self._end_turn(db)
+        except Exception as error:  # noqa: BLE001 - it came of opening or locking, and is everybody's
             for request in batch:
-                if request.error is None and request.tx is not None and request.tx.durable:
+                if not request.done:
                     request.error = error
-        finally:
-            for request in batch:
-                if request.done and request.gate is not None:
-                    _open(request.gate)
-            self._hand_over()
-
-    def _drain(self) -> list[_Request[Any]]:
-        taken: list[_Request[Any]] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                taken.append(self._waiting.popleft())
-        return taken
-
-    def _follow(self, request: _Request[Any]) -> None:
-        """Wait for a leader to serve the request, or become the leader."""
-        gate = request.gate = threading.Lock()
-        gate.acquire()
-        self._waiting.append(request)
-        try:
-            while True:
-                # A leader releases the lead before it looks at those who wait, and we joined them before we ask for the
-                # lead: one of the two sees the other.
-                if not request.done and self._lead.acquire(blocking=False):
-                    if request.done or not self._take_back(request):
-                        self._lead.release()
-                        self._hand_over()
-                    else:
-                        self._serve(request)
-                        return
-                if request.done:
-                    return
-                gate.acquire(timeout=_HEAL_S)
+                    request.done = True
         except BaseException:
-            if not self._take_back(request) and not request.done:
-                log.debug("interrupted while a group commit was under way: the operation may have happened")
+            # Of this thread's interruption the others need not suffer.
+            self._waiting.extendleft(request for request in batch if request is not own and not request.done)
             raise
 
-    def _take_back(self, request: _Request[Any]) -> bool:
+    def _drain(self, own: _Request[Any]) -> list[_Request[Any]]:
+        taken: list[_Request[Any]] = []
         try:
-            self._waiting.remove(request)
-        except ValueError:
-            return False
-        return True
+            while self._waiting:
+                taken.append(self._waiting.popleft())
+        except IndexError:  # one was withdrawn
+            pass
+        if own not in taken:  # a leader that was interrupted had taken it
+            taken.append(own)
+        return taken
 
-    def _hand_over(self) -> None:
-        """Let the first of those who wait lead, if nobody does."""
+    def _end_turn(self, db: Connection) -> None:
+        """Leave no transaction open, and let the next process write, whatever has happened."""
         try:
-            gate = self._waiting[0].gate
-        except IndexError:
-            return
-        if gate is not None:
-            _open(gate)
-
-    def _run(self, batch: list[_Request[Any]]) -> int:
-        """Run the batch; what each came to is in it. Answers the number of the last commit."""
-        db = self._ready()
-        try:
-            self._lock_writer()
-            if len(batch) == 1 and batch[0].single:
-                (request,) = batch
-                tx = self._tx = request.tx = Tx(db, durable=request.durable)
-                try:
-                    request.result = request.op(tx)
-                except Exception as error:  # noqa: BLE001 - the caller gets it
-                    request.error = error
-                request.done = True
-                self._committed += 1
-                self.transactions += 1
-                self._dirty_pages += tx.pages
-            else:
-                self._run_together(db, batch)
+            self._tx = None
+            if db.in_transaction:
+                self._abandon(db)
         finally:
-            self._abandon(db)
             self._unlock_writer()
-        return self._committed
+
+    def _run_alone(self, db: Connection, request: _Request[Any]) -> None:
+        tx = self._tx = request.tx = Tx(db, durable=request.durable)
+        try:
+            request.result = request.op(tx)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            request.error = error
+        self._committed += 1
+        self.transactions += 1
+        request.sequence = self._committed
+        request.done = True
+        self._checkpoint_if_due(db, tx.pages)
 
     def _run_together(self, db: Connection, batch: list[_Request[Any]]) -> None:
+        committing = False
         try:
             self._tx = Tx(db)  # a signal handler that strikes from here on joins in
             self._begin(db)
             for request in batch:
                 tx = self._tx = request.tx = Tx(db, durable=request.durable)
                 request.result = request.op(tx)
+            committing = True
             self._commit(db)
         except Exception as error:  # noqa: BLE001 - the callers get it
             self._abandon(db)
-            if len(batch) == 1:
-                batch[0].error = error
-                batch[0].done = True
-            else:
+            if len(batch) > 1:
                 # One of them failed: it must not take the others with it.
                 for request in batch:
                     self._run_together(db, [request])
+            else:
+                batch[0].error = error
+                batch[0].done = True
             return
         except BaseException:
-            if db.in_transaction:
-                raise
-        # No transaction is open: it was committed, whatever struck since.
+            if committing and not db.in_transaction:
+                self._mark_done(batch)
+            raise
+        self._mark_done(batch)
+        self._checkpoint_if_due(db, sum(request.tx.pages for request in batch if request.tx is not None))
+
+    def _mark_done(self, batch: list[_Request[Any]]) -> None:
         for request in batch:
+            request.sequence = self._committed
             request.done = True
-            if request.tx is not None:
-                self._dirty_pages += request.tx.pages
 
     def _begin(self, db: Connection) -> None:
         # IMMEDIATE, since a deferred transaction that reads and then writes can meet a newer snapshot, and SQLite
@@ -446,23 +388,25 @@ class Engine:
     # -- after a commit --
 
     def after(self, tx: Tx) -> None:
-        """Wake who waits for what a caller's own transaction does."""
-        self._after([tx], 0)
+        """Wake who waits for what a transaction has done."""
+        if tx.looked:
+            self.looked.update(tx.looked)
+        if tx.queues:
+            for queue, jobs in tx.queues.items():
+                self.wakeups.notify_queue(queue, jobs)
+        if tx.topics:
+            for topic in tx.topics:
+                self.wakeups.notify(topic)
 
-    def _after(self, txs: list[Tx], sequence: int) -> None:
-        durable = False
-        for tx in txs:
-            if tx.looked:
-                self.looked.update(tx.looked)
-            if tx.queues:
-                for queue, jobs in tx.queues.items():
-                    self.wakeups.notify_queue(queue, jobs)
-            if tx.topics:
-                for topic in tx.topics:
-                    self.wakeups.notify(topic)
-            durable = durable or tx.durable
-        if durable:
+    def _follow_up(self, tx: Tx | None, sequence: int) -> None:
+        """What each thread does for its own operation, when the lead is free again."""
+        if tx is None:
+            return
+        self.after(tx)
+        if tx.durable:
             self._sync(sequence)
+        if tx.lapsed:
+            self._report(tx.lapsed)
 
     def _report(self, records: list[JobRecord]) -> None:
         for record in records:
@@ -503,42 +447,30 @@ class Engine:
                     os.close(folder)
         return self._wal
 
-    def _checkpoint_if_due(self) -> None:
-        """Copy the WAL back, once enough has gathered. After the commit, so nothing is raised.
+    def _checkpoint_if_due(self, db: Connection, pages: int) -> None:
+        """Copy the WAL back, once enough has gathered. It follows a commit, so nothing is raised.
 
         Always under the writer lock, so that it never meets a commit of ours: on SQLite before 3.51.3 that can
         corrupt the file (sqlite.org/wal.html#walresetbug).
         """
-        if self._dirty_pages < _CHECKPOINT_PAGES or not self._lead.acquire(blocking=False):
+        self._dirty_pages += pages
+        if self._dirty_pages < _CHECKPOINT_PAGES or self.path is None or db.in_transaction:
             return
+        self._dirty_pages = 0
         try:
-            self._owner = threading.get_ident()
-            if self._db is None or self.path is None or self._dirty_pages < _CHECKPOINT_PAGES:
-                self._dirty_pages = 0
-                return
-            patient = self._dirty_pages > 4 * _CHECKPOINT_PAGES
-            try:
-                if self._writer_lock is not None and not self._writer_lock.acquire(1000 if patient else 0):
-                    return
-                self._db.rows("pragma wal_checkpoint(passive)")
-                self._dirty_pages = 0
-                self._mark_seen()
-            finally:
-                self._unlock_writer()
-        except (StorageError, OSError) as error:
+            db.rows("pragma wal_checkpoint(passive)")
+            self._mark_seen(db)
+        except StorageError as error:
             self._dirty_pages = _CHECKPOINT_PAGES // 2
             log.warning("a checkpoint failed, and will be tried again: %s", error)
-        finally:
-            self._owner = None
-            self._lead.release()
-            self._hand_over()
 
     # -- reading --
 
     def read(self, look: Callable[[Connection], R]) -> R:
         """Look at the file without waiting for writers. In this thread's own transaction: at what it has done."""
-        if self._owner == threading.get_ident() and self._tx is not None:
-            return look(self._tx.db)
+        tx = self.current
+        if tx is not None:
+            return look(tx.db)
         if self.path is None:
             return self.write(lambda tx: look(tx.db), single=True)
         self._prepare_reading()
@@ -548,7 +480,7 @@ class Engine:
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """A read transaction: all that this thread reads in it is of one moment. Keep it short: it pins the WAL."""
-        if self.path is None or (self._owner == threading.get_ident() and self._tx is not None):
+        if self.path is None or self.current is not None:
             with self.transaction() as tx:
                 yield tx.db
             return
@@ -566,14 +498,19 @@ class Engine:
 
     def _prepare_reading(self) -> None:
         """Opening and looking after the file are a writer's work, and done before the read lock is taken."""
-        if self._db is not None and time.monotonic() - self._looked_at <= _LOOK_S:
-            return
-        if self._lead.acquire(blocking=self._db is None):
-            try:
+        if self._db is None or self._replaced():
+            with self._lead:
                 self._ready()
-            finally:
-                self._lead.release()
-                self._hand_over()
+
+    def _replaced(self) -> bool:
+        """Whether the file is not the one any more that was opened. Looks once a second."""
+        now = time.monotonic()
+        if now - self._looked_at <= _LOOK_S:
+            return False
+        if _identity(str(self.path)) == self._identity:
+            self._looked_at = now
+            return False
+        return True
 
     def _reading(self) -> Connection:
         if self._closed or self._spoiled:
@@ -605,11 +542,10 @@ class Engine:
             raise DatabaseUnavailableError(msg, path=self.path)
         if self._db is None:
             self._open()
-        elif self.path is not None:
-            now = time.monotonic()
-            if now - self._looked_at > _LOOK_S:
-                self._looked_at = now
-                self._look_after_file()
+        elif self._db.in_transaction and self._tx is None:
+            self._abandon(self._db)  # an exception struck while its transaction was being ended
+        elif self.path is not None and self._replaced():
+            self._look_after_file()
         assert self._db is not None  # noqa: S101 - for the type checker
         return self._db
 
@@ -662,15 +598,11 @@ class Engine:
 
     def _look_after_file(self) -> None:
         """Notice that the file was deleted or replaced under us."""
-        found = _identity(str(self.path))
-        if found == self._identity:
-            return
-        if found is None:
+        if _identity(str(self.path)) is None:
             msg = (
                 f"{self.path}: the file was deleted while it was in use: put it back, or restart to begin with a"
                 " new one"
             )
-            self._looked_at = 0.0  # look again before each operation, until it is back
             raise DatabaseUnavailableError(msg, path=self.path)
         log.warning("%s: the file was replaced while it was in use: the new one is opened", self.path)
         with self._read_lock:
@@ -755,11 +687,11 @@ class Engine:
             rows = db.rows(sql.ANCHOR, {"id": name})
         self._anchor_ms = int(rows[0][0])
 
-    def _mark_seen(self) -> None:
+    def _mark_seen(self, db: Connection) -> None:
         now = time.monotonic()
-        if self._db is not None and now - self._seen_at > _SEEN_S and hasattr(self, "_boot"):
+        if now - self._seen_at > _SEEN_S and hasattr(self, "_boot"):
             self._seen_at = now
-            self._db.rows(sql.SEEN, {"id": self._boot, "seen": self.steady_ms()})
+            db.rows(sql.SEEN, {"id": self._boot, "seen": self.steady_ms()})
 
     def next_token(self) -> int:
         """A token that no other claim has. Call `register` before the claim."""
@@ -846,10 +778,10 @@ class Engine:
         A child that inherits a connection inherits its locks' bookkeeping without its locks: its commits vanish, or it
         hangs in a mutex that no thread of it will open (sqlite.org/howtocorrupt.html, section 2.6).
         """
+        inside = self._leading()
         self._lead.acquire()
         self._read_lock.acquire()
         self._sync_lock.acquire()
-        inside = self._owner == threading.get_ident()
         inside = inside or (self._db is not None and (self._db.in_transaction or self.path is None))
         inside = inside or (self._reader is not None and self._reader.in_transaction)
         self._fork_spoils = inside
@@ -899,11 +831,6 @@ def _new_holder() -> int:
 
 
 _EPOCH_US = 1_767_225_600_000_000  # 2026-01-01: 51 bits of microseconds last until 2097
-
-
-def _open(gate: threading.Lock) -> None:
-    with contextlib.suppress(RuntimeError):  # it was opened already
-        gate.release()
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -242,11 +242,11 @@ class JobVerbs(Session):
         until = self._engine.steady_ms() + lease_ms
 
         def op(tx: Tx) -> list[bool]:
-            kept: set[int] = set()
+            kept: set[tuple[int, int]] = set()
             for token, job_ids in _by_token(leases).items():
                 params = {"token": token, "ids": rows.ids(job_ids), "until": until, "steady": self._engine.steady_ms()}
-                kept.update(job_id for (job_id,) in tx.db.rows(sql.EXTEND, params))
-            return [lease.job_id in kept for lease in leases]
+                kept.update((job_id, token) for (job_id,) in tx.db.rows(sql.EXTEND, params))
+            return [lease in kept for lease in leases]
 
         return self._write(op, lasting=False, single=_one_token(leases)) if leases else []
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -42,45 +44,41 @@ _FIRST_NAP_S = 0.00005
 _LONGEST_NAP_S = 0.0005
 _TURN_S = 0.002  # how long one process may go on taking the lock while others stand in line
 _COURTESY_S = 0.0001  # what a thread that sleeps in flock needs to wake up
-_CHECK_S = 0.1
 
 
 class WriterLock:
     """Which process may write now. For one thread at a time; it is not the lock between threads.
 
     A flock alone is as good as its luck: whoever releases it takes it again before those in line have woken up,
-    and waiting for it has no limit. So a waiter first looks again a few times, then lets a thread block
-    in flock for it, which stands in the kernel's line and can be left behind; and who has had the lock for
-    2 ms in turn pauses for a moment if somebody stands there.
+    and to wait for it has no limit. So a waiter first looks again a few times, then lets a thread block in
+    flock for it, which stands in the kernel's line and can be left behind; and who had the lock for 2 ms, and comes
+    again, pauses for a moment if somebody stands there.
 
-    If the lock file is deleted in use, a new one takes its place: everybody compares the file that is there with
-    the one that is open after any wait, and every 100 ms. So long may two processes hold two different files.
+    If the lock file is deleted in use, a new one takes its place: the file that is open is compared with the one
+    that is there after any wait, after any pause, and every 2 ms. So long may two processes hold two different files.
 
-    A signal handler that acquires while the thread that it interrupted is inside `acquire` gets False at once,
-    and its `release` and `close` do nothing. While that thread holds the lock, it gets True and must not release:
-    the owner of this object keeps handlers out of that. To be safe from exceptions that handlers raise, call
-    `acquire` inside the ``try`` whose ``finally`` releases: releasing what is not held does nothing.
+    To be safe from exceptions that signal handlers raise, call `acquire` inside the ``try`` whose ``finally`` calls
+    `release` itself. A signal handler may acquire and release while the thread that it interrupted is inside
+    `acquire`. While that thread holds the lock it may not: it would get True, and its release would count.
+
+    Attributes:
+        release: Lets others take the lock. Does nothing when it is not held. It is a C function, so that no exception
+            can come between its call and its effect.
     """
+
+    release: Callable[[], object]
 
     def __init__(self, directory: Path) -> None:
         self._directory = str(directory)
         self._path = os.path.join(self._directory, "write.lock")
         self._line_path = os.path.join(self._directory, "write.wait")
         self._flock_works = fcntl is not None
-        self._file = -1
-        self._file_identity = (0, 0)
         self._line = -1  # of write.wait: those who stand in line share a lock on it
-        self._delegate: _Delegate | None = None  # while it lives, the descriptor is its own
-        self._acquiring = False
-        self._held = False
-        self._held_since = 0.0
-        self._check_at = 0.0
-        self._turn_ends_at = 0.0
-
-    @property
-    def held(self) -> bool:
-        """Whether this object holds it."""
-        return self._held
+        self._delegate: _Delegate | None = None  # while it stands in line, the descriptor is its own
+        self._calls = 0
+        self._easy_until = 0.0
+        self._taken_at = 0.0
+        self._use(-1)
 
     def acquire(self, timeout_ms: int) -> bool:
         """Take it, waiting for up to ``timeout_ms``. False when somebody else had it for all that time.
@@ -90,53 +88,29 @@ class WriterLock:
         Raises:
             OSError: The lock file can be neither opened nor made.
         """
-        if self._acquiring:
-            return False
-        if self._held or not self._flock_works:
-            return True
-        self._acquiring = True
+        calls = self._calls = self._calls + 1
         try:
-            if self._file >= 0:
-                # The usual way: one system call, and a second one to release.
+            now = monotonic()
+            if now < self._easy_until:
+                # The usual way: one system call here, and one to release.
                 try:
                     _flock(self._file, _EXCLUSIVE)
                 except OSError:
-                    pass  # somebody has it, or something is wrong with the descriptor
+                    pass
                 else:
-                    now = monotonic()
-                    if now < self._check_at:
-                        self._held_since = now
-                        self._held = True
+                    if self._calls == calls:  # else a signal handler was here, and may have released it
+                        self._taken_at = now
                         return True
-            return self._acquire_slowly(monotonic() + timeout_ms / 1000)
+            return self._acquire_with_care(now, now + timeout_ms / 1000)
         except BaseException:
-            self._held = False
-            if self._file >= 0:
-                with contextlib.suppress(OSError):
-                    _flock(self._file, _UNLOCK)
+            self.release()
             raise
-        finally:
-            self._acquiring = False
-
-    def release(self) -> None:
-        """Let others take it. Does nothing when it is not held."""
-        if self._acquiring or not self._held:
-            return
-        self._held = False
-        try:
-            _flock(self._file, _UNLOCK)
-        except OSError:
-            self._forget_file()  # closed behind our back, and so unlocked
-        if self._held_since >= self._turn_ends_at:
-            self._end_turn()
 
     def close(self) -> None:
         """Give up the descriptors, and the lock if it is held. The next `acquire` opens them again.
 
         To be called before a fork: a lock belongs to the opening of the file, which a child would share.
         """
-        if self._acquiring:
-            return
         delegate, self._delegate = self._delegate, None
         if delegate is not None:
             delegate.dismiss()
@@ -145,38 +119,44 @@ class WriterLock:
         if line >= 0:
             os.close(line)
 
-    def _acquire_slowly(self, deadline: float) -> bool:
+    def _acquire_with_care(self, now: float, deadline: float) -> bool:
+        if not self._flock_works:
+            return True
+        if now < self._taken_at + _TURN_S:
+            self._let_others_go_first()
         while True:
-            if self._delegate is not None and not self._delegate.call_back():
-                self._delegate = None
-            if self._delegate is None:
-                if self._file < 0:
-                    self._open()
-                try:
-                    locked = self._poll(min(deadline, monotonic() + _POLL_S))
-                except OSError as error:
-                    if error.errno == errno.EBADF:  # somebody closed all descriptors of this process
-                        self._forget_file()
-                        continue
-                    if error.errno not in _NO_FLOCK:
-                        raise
-                    log.warning("no flock on %s (%s): writers rely on SQLite's own locks", self._path, error)
-                    self._flock_works = False
-                    return True
-            else:
-                locked = False
-            if not locked and not self._stand_in_line(deadline):
-                return False
+            calls = self._calls
+            locked = self._wait(deadline)
             now = monotonic()
-            if self._is_current():
-                self._held_since = now
-                self._check_at = now + _CHECK_S
-                self._turn_ends_at = max(self._turn_ends_at, now)
-                self._held = True
-                return True
-            self._shut()
+            if not locked:
+                if now >= deadline:
+                    return False
+            elif self._calls == calls:
+                if self._is_current():
+                    self._taken_at = now
+                    self._easy_until = now + _TURN_S
+                    return True
+                self._shut()
+
+    def _wait(self, deadline: float) -> bool:
+        try:
+            return self._poll(min(deadline, monotonic() + _POLL_S)) or self._stand_in_line(deadline)
+        except OSError as error:
+            if error.errno == errno.EBADF:  # somebody closed all descriptors of this process
+                self._use(-1)
+                return self._poll(deadline)
+            if error.errno not in _NO_FLOCK:
+                raise
+            log.warning("no flock on %s (%s): writers rely on SQLite's own locks", self._path, error)
+            self._flock_works = False
+            return True
 
     def _poll(self, until: float) -> bool:
+        if self._delegate is not None and self._delegate.call_back():
+            return False
+        self._delegate = None
+        if self._file < 0:
+            self._open()
         nap = _FIRST_NAP_S
         while True:
             try:
@@ -195,70 +175,74 @@ class WriterLock:
             return False
         delegate = self._delegate
         if delegate is None:
-            delegate = _Delegate(self._file)
+            delegate = self._delegate = _Delegate(self._file)
+            self._use(-1)
             try:
                 threading.Thread(target=delegate.run, name="litebroker-writer-lock", daemon=True).start()
             except RuntimeError:  # no more threads, or the interpreter is on its way out
+                self._delegate = None
+                self._use(delegate.file)
                 return self._poll(deadline)
-            self._delegate, self._file = delegate, -1
         self._mark_line()
-        locked = False
         try:
             delegate.wait(deadline)
         finally:
             locked = delegate.settle()
-            if locked:
-                self._file, self._delegate = delegate.file, None
+            if locked and self._delegate is delegate:
+                self._delegate = None
+                self._use(delegate.file)
             if self._line >= 0:
                 _flock(self._line, _UNLOCK)
-        self._turn_ends_at = monotonic() + _TURN_S
         return locked
 
     def _mark_line(self) -> None:
         """Let those who have the lock see that somebody stands in line. Without it, the wait is just longer."""
         with contextlib.suppress(OSError):
-            if self._line < 0:
-                self._line = os.open(self._line_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._open_line()
             _flock(self._line, _SHARED)
 
-    def _end_turn(self) -> None:
-        """After a turn of several holds: if somebody stands in line, stay away until they had time to wake up."""
+    def _let_others_go_first(self) -> None:
+        """If somebody stands in line, stay away for as long as it takes to wake up."""
         with contextlib.suppress(OSError):
-            if self._line < 0:
-                self._line = os.open(self._line_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._open_line()
             try:
                 _flock(self._line, _EXCLUSIVE)
                 _flock(self._line, _UNLOCK)
             except BlockingIOError:
                 sleep(_COURTESY_S)
-        self._turn_ends_at = monotonic() + _TURN_S
+
+    def _open_line(self) -> None:
+        if self._line < 0:
+            self._line = os.open(self._line_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def _open(self) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory)
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._file_identity = _identity(os.fstat(self._file))
-        self._check_at = 0.0
+        self._use(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+    def _use(self, file: int) -> None:
+        """Make this the descriptor, locked or not; -1 for none."""
+        self._easy_until = 0.0
+        self._file = file
+        self._identity = _identity(os.fstat(file)) if file >= 0 else None
+        self.release = int if file < 0 else functools.partial(_flock, file, _UNLOCK)  # int() does nothing
 
     def _is_current(self) -> bool:
         """Whether what is locked is the file that others would open."""
         try:
-            return _identity(os.fstat(self._file)) == self._file_identity == _identity(os.stat(self._path))
+            return not self._flock_works or _identity(os.fstat(self._file)) == self._identity == _identity(
+                os.stat(self._path)
+            )
         except OSError:
             return False
 
     def _shut(self) -> None:
-        file, self._file = self._file, -1
-        self._held = False
-        if file < 0:
-            return
+        file, identity = self._file, self._identity
+        self._use(-1)
         with contextlib.suppress(OSError):
-            if _identity(os.fstat(file)) == self._file_identity:  # else the number is somebody else's by now
+            if file >= 0 and _identity(os.fstat(file)) == identity:  # else the number is somebody else's by now
                 _flock(file, _UNLOCK)  # as a child may have it too
                 os.close(file)
-
-    def _forget_file(self) -> None:
-        self._file = -1
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

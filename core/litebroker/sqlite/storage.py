@@ -25,6 +25,8 @@ from litebroker.storage import Listener, Storage
 class _Verbs(ScheduleVerbs, ValueVerbs):
     """All verbs, and what is the same on either connection."""
 
+    _callbacks: list[Callable[[JobRecord], None]]
+
     @property
     def clock(self) -> Clock:
         return self._engine.clock
@@ -59,6 +61,14 @@ class _Verbs(ScheduleVerbs, ValueVerbs):
 
     def on_lapsed(self, callback: Callable[[JobRecord], None]) -> None:
         self._engine.callbacks.append(callback)
+        self._callbacks.append(callback)
+
+    def _forget_callbacks(self) -> None:
+        """The engine may live on for others."""
+        for callback in self._callbacks:
+            with contextlib.suppress(ValueError):
+                self._engine.callbacks.remove(callback)
+        self._callbacks.clear()
 
     def bind(self, connection: object) -> Storage:
         wrapped = wrap(connection)
@@ -93,6 +103,7 @@ class SQLiteStorage(_Verbs):
         chosen = _options({**found, **options})
         super().__init__(_new_engine(path, chosen, clock or SystemClock()), chosen.durability)
         self._open = True
+        self._callbacks = []
 
     @classmethod
     def on(cls, engine: Engine, options: Options) -> SQLiteStorage:
@@ -100,6 +111,7 @@ class SQLiteStorage(_Verbs):
         storage = cls.__new__(cls)
         super().__init__(storage, engine, options.durability)
         storage._open = True  # noqa: SLF001 - it is of this class
+        storage._callbacks = []  # noqa: SLF001
         return storage
 
     @property
@@ -173,6 +185,7 @@ class SQLiteStorage(_Verbs):
     def close(self) -> None:
         if self._open:
             self._open = False
+            self._forget_callbacks()
             _let_go(self._engine)
 
 
@@ -186,6 +199,7 @@ class BoundStorage(BoundSession, _Verbs):
     def __init__(self, engine: Engine, durability: Durability, connection: Connection, *, owned: bool) -> None:
         super().__init__(engine, durability, connection)
         self._owned = owned
+        self._callbacks = []
         # The engine's own connection cannot make what is missing while the caller holds the write lock.
         if engine.path is not None and not connection.in_transaction:
             engine.open()
@@ -215,6 +229,7 @@ class BoundStorage(BoundSession, _Verbs):
 
     def close(self) -> None:
         """Leaves the connection, which is the caller's, as it is."""
+        self._forget_callbacks()
         if self._owned:
             self._owned = False
             _let_go(self._engine)
