@@ -1,0 +1,115 @@
+"""Jobs on one SQLite file: queues, workers and schedules, without a server.
+
+>>> from litebroker import Queue
+>>> queue = Queue("emails", "jobs.db")
+>>> job = queue.add({"to": "ada@example.com"}, delay=60)
+
+Those who write an adapter or a tool find the storage beneath here too: `open_storage`, and the records that it
+takes and gives.
+"""
+
+from __future__ import annotations
+
+from litebroker.arguments import Group, NewJob, Retention
+from litebroker.backoff import Backoff
+from litebroker.clock import Clock, SystemClock, duration_ms
+from litebroker.errors import (
+    DatabaseBusyError,
+    DatabaseCorruptError,
+    DatabaseFullError,
+    DatabaseReadOnlyError,
+    DatabaseUnavailableError,
+    ForeignDatabaseError,
+    GroupConflictError,
+    LeaseLostError,
+    LitebrokerError,
+    PayloadError,
+    PayloadTooLargeError,
+    ScheduleError,
+    SchemaError,
+    SchemaTooNewError,
+    StorageClosedError,
+    StorageError,
+)
+from litebroker.failures import as_job_error, job_error
+from litebroker.jobs import (
+    Added,
+    Attempt,
+    Counts,
+    DedupeUntil,
+    JobError,
+    JobRecord,
+    JobSpec,
+    Keep,
+    Lease,
+    QueueInfo,
+    State,
+)
+from litebroker.queue import Job, Queue, Schedule
+from litebroker.schedules import ScheduleSpec, next_tick, plan
+from litebroker.serializer import JSON, RAW, Serializer
+from litebroker.sqlite import BoundStorage, Durability, Options, SQLiteStorage, open_storage
+from litebroker.storage import Listener, ScheduleRecord, Storage, Value
+from litebroker.terms import ErrorContext, log_error
+from litebroker.worker import Context, Worker
+
+__all__ = [
+    "JSON",
+    "RAW",
+    "Added",
+    "Attempt",
+    "Backoff",
+    "BoundStorage",
+    "Clock",
+    "Context",
+    "Counts",
+    "DatabaseBusyError",
+    "DatabaseCorruptError",
+    "DatabaseFullError",
+    "DatabaseReadOnlyError",
+    "DatabaseUnavailableError",
+    "DedupeUntil",
+    "Durability",
+    "ErrorContext",
+    "ForeignDatabaseError",
+    "Group",
+    "GroupConflictError",
+    "Job",
+    "JobError",
+    "JobRecord",
+    "JobSpec",
+    "Keep",
+    "Lease",
+    "LeaseLostError",
+    "Listener",
+    "LitebrokerError",
+    "NewJob",
+    "Options",
+    "PayloadError",
+    "PayloadTooLargeError",
+    "Queue",
+    "QueueInfo",
+    "Retention",
+    "SQLiteStorage",
+    "Schedule",
+    "ScheduleError",
+    "ScheduleRecord",
+    "ScheduleSpec",
+    "SchemaError",
+    "SchemaTooNewError",
+    "Serializer",
+    "State",
+    "Storage",
+    "StorageClosedError",
+    "StorageError",
+    "SystemClock",
+    "Value",
+    "Worker",
+    "as_job_error",
+    "duration_ms",
+    "job_error",
+    "log_error",
+    "next_tick",
+    "open_storage",
+    "plan",
+]

@@ -1,0 +1,857 @@
+"""Threads that claim a queue's jobs, run a handler on each, and settle them.
+
+There is no dispatcher. The handler threads share a buffer of claimed jobs. One that finds it empty goes to the
+storage: in one transaction it settles what has been finished meanwhile and claims more. So jobs that take no time are
+run by one thread in batches, without a switch between threads, and long ones are claimed as threads come free. Of the
+threads without work, one listens for new jobs and the others rest.
+
+Two threads stand beside them: the heartbeat renews the leases, and the keeper sees to what busy threads would leave
+lying, to schedules and retention, and to the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from itertools import chain
+from queue import Empty, SimpleQueue
+from time import monotonic
+from types import CoroutineType, FrameType
+from typing import Any
+
+from litebroker.arguments import duration_ms, instant, whole_number
+from litebroker.errors import DatabaseBusyError, LeaseLostError, StorageClosedError
+from litebroker.failures import as_job_error, job_error
+from litebroker.jobs import JobError, JobRecord, Lease, State
+from litebroker.storage import Listener, Storage
+from litebroker.terms import ErrorContext, ErrorKind, Terms
+
+# How much is claimed beyond what free threads take at once: so many seconds of work, by what jobs have taken so far.
+_AHEAD_S = 0.02
+_MOST_AT_ONCE = 64
+# A finished job waits no longer than this for company to be settled with.
+_SETTLE_S = 0.005
+# A listener may be woken so often in a row for nothing, before it becomes slower.
+_MOST_IN_VAIN = 5
+# What was claimed and no thread has come to in this time is given back, for other workers.
+_HOARD_S = 0.1
+# An idle worker looks for jobs this often, though nothing woke it.
+_LOOK_S = 0.5
+# Between two looks for schedules that are due, and between two at everything that only time brings about.
+_UPKEEP_S, _ROUND_S = 0.5, 60.0
+# Retention goes on later, when it is not through after so many bites.
+_MOST_BITES = 10
+# Waits after an error of the storage: the first, and the longest.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+# An error of the storage that repeats is told once in this time.
+_QUIET_S = 60.0
+# How long `run` lets handlers see that they are cancelled.
+_LAST_WORDS_S = 5.0
+
+_logger = logging.getLogger("litebroker")
+
+
+class _Held:
+    """A job in a thread's hands: it runs, or has been run and is not settled."""
+
+    __slots__ = ("cancelled", "event", "failure", "lease", "record", "settled", "uncommitted", "until")
+
+    def __init__(self, record: JobRecord, until: float) -> None:
+        self.record = record
+        self.lease = record.lease
+        self.until = until  # Its lease lives at least until then (monotonic).
+        self.failure: tuple[JobError, int | None] | None = None
+        self.settled = False  # Or being settled: the heartbeat must not call it lost.
+        self.uncommitted = False  # Settled in a transaction that the handler was to commit.
+        self.cancelled = False
+        self.event: threading.Event | None = None
+
+    def cancel(self) -> None:
+        """With the worker's lock held."""
+        self.cancelled = True
+        if self.event is not None:
+            self.event.set()
+
+
+class Context:
+    """What a handler may know about its job, and do with it.
+
+    A handler that returns completes its job, and one that raises fails it. Before that it may settle the job itself,
+    with more to say: what follows it, a transaction of its own, another delay. Its return then adds nothing.
+    """
+
+    __slots__ = ("_held", "_lock", "_record", "_storage", "_terms")
+
+    def __init__(self, held: _Held, storage: Storage, terms: Terms, lock: threading.Lock) -> None:
+        self._held = held
+        self._record = held.record
+        self._storage = storage
+        self._terms = terms
+        self._lock = lock
+
+    @property
+    def job_id(self) -> int:
+        return self._record.id
+
+    @property
+    def queue(self) -> str:
+        return self._record.queue
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is. The first is 1; those of workers that vanished count."""
+        return self._record.attempts
+
+    @property
+    def max_attempts(self) -> int | None:
+        """How many it may have; None is without limit."""
+        return self._record.max_attempts
+
+    @property
+    def priority(self) -> int:
+        return self._record.priority
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._record.headers
+
+    @property
+    def group(self) -> str | None:
+        return self._record.group
+
+    @property
+    def task(self) -> str | None:
+        return self._record.task
+
+    @property
+    def ref(self) -> str | None:
+        return self._record.ref
+
+    @property
+    def created_at(self) -> datetime:
+        return instant(self._record.created_at_ms)
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Set when the lease is lost, so that the job is another worker's now, and when a shutdown waits no longer."""
+        with self._lock:
+            if self._held.event is None:
+                self._held.event = threading.Event()
+                if self._held.cancelled:
+                    self._held.event.set()
+            return self._held.event
+
+    def complete(self, *, then: Sequence[Any] = (), connection: object | None = None) -> bool:
+        """Complete the job and add what follows it, in one transaction. False, and nothing done: the lease was lost.
+
+        Args:
+            then: Payloads, or `NewJob`s, also for other queues of the same storage.
+            connection: The handler's own connection to the same database. The job is completed in its transaction:
+                when the handler commits, together with its own rows, and not at all when it rolls back.
+        """
+        specs = self._terms.specs(then)
+        storage = self._storage if connection is None else self._storage.bind(connection)
+        with self._settling():
+            done = self._terms.complete(storage, self._record.lease, specs)
+            self._held.uncommitted = done and connection is not None
+        return done
+
+    def fail(
+        self,
+        error: BaseException | JobError | str | None = None,
+        *,
+        retry_in: float | timedelta | None = None,
+        retry: bool = True,
+    ) -> bool:
+        """Fail this attempt. False, and nothing done: the lease was lost.
+
+        Args:
+            retry_in: Seconds until the next attempt; None is as the queue's backoff says.
+            retry: False makes it a dead letter at once.
+        """
+        wait_ms = self._terms.wait_ms(self._record, retry_in=retry_in, retry=retry)
+        failure = as_job_error(error, reason="handler" if retry else "rejected")
+        with self._settling():
+            return self._storage.fail(self._record.lease, failure, retry_in_ms=wait_ms) is not None
+
+    def release(self, *, delay: float | timedelta | None = None) -> bool:
+        """Give the job back, this attempt not counted. False, and nothing done: the lease was lost."""
+        delay_ms = None if delay is None else duration_ms("delay", delay)
+        with self._settling():
+            return self._storage.release([self._record.lease], delay_ms=delay_ms)[0]
+
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
+        self._held.settled = True
+        try:
+            yield
+        except BaseException:
+            self._held.settled = False
+            raise
+
+
+class Worker:
+    """Runs a handler on a queue's jobs, in threads of its own, until it is closed. `Queue.process` makes it.
+
+    The threads are daemons: they do not keep the process alive. Where nothing else does, call `run`. When the process
+    ends in order, the worker is closed first, as by ``close()``. It leaves signals alone, but in `run`.
+
+    After a fork the child has none of the threads: using it there raises ``RuntimeError``, and the parent works on.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        terms: Terms,
+        handler: Callable[..., object],
+        *,
+        concurrency: int = 1,
+        batch: int | None = None,
+    ) -> None:
+        self._storage = storage
+        self._terms = terms
+        self._concurrency = whole_number("concurrency", concurrency, at_least=1, at_most=10_000)
+        self._batch = 1 if batch is None else whole_number("batch", batch, at_least=1, at_most=10_000)
+        self._call = self._caller(handler, in_batches=batch is not None)
+        self._lease_s = terms.lease_ms / 1000
+        self._pid = os.getpid()
+
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # The idle rest here,
+        self._chores = threading.Condition(self._lock)  # the keeper here,
+        self._beats = threading.Condition(self._lock)  # the heartbeat here,
+        self._relief = threading.Condition(self._lock)  # and here who waits for a storage in trouble.
+
+        self._buffer: deque[JobRecord] = deque()
+        self._buffer_until = 0.0  # The leases in the buffer live at least until then,
+        self._buffered_at = 0.0  # and the last of them were claimed then.
+        self._held: dict[Lease, _Held] = {}
+        self._well: list[_Held] = []  # Finished: to be completed,
+        self._badly: list[_Held] = []  # and to be failed;
+        self._finished_at = 0.0  # the first of them then.
+        self._seconds = _AHEAD_S  # What a job usually takes.
+        self._active = 0  # Threads with a job,
+        self._idle = 0  # threads at rest,
+        self._alive = self._concurrency  # and all.
+        self._called = False  # One at rest has been called, and has not come yet.
+        self._exchanging = False  # Someone is settling and claiming,
+        self._listening = False  # and someone waits for new jobs.
+        self._heard = False  # The listener has come back, and nobody has looked since.
+        self._in_vain = 0  # How often in a row the listener was woken for nothing.
+        self._look = True  # There may be jobs to claim.
+        self._armed = False  # The keeper watches closely.
+        self._prune = True
+        self._troubles = 0  # Errors of the storage in a row.
+        self._told: dict[ErrorKind, float] = {}
+        self._closing = False
+        self._ended = threading.Event()
+        self._events: SimpleQueue[int | None] = SimpleQueue()  # Signals, and None for the end.
+
+        self._listener: Listener = storage.listener([terms.queue])
+        name = f"litebroker-{terms.queue}"
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"{name}-{number}", daemon=True)
+            for number in range(self._concurrency)
+        ]
+        self._attendants = [
+            threading.Thread(target=self._renew, name=f"{name}-heartbeat", daemon=True),
+            threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Start its threads, once. `Queue.process` has done so."""
+        try:
+            for thread in (*self._attendants, *self._threads):
+                thread.start()
+        except BaseException:
+            # Those that came to be end as ever, if the keeper is among them.
+            with self._lock:
+                self._alive = sum(thread.ident is not None for thread in self._threads)
+            self._stop()
+            if self._attendants[-1].ident is None:
+                self._end()
+            raise
+        atexit.register(self._at_exit)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended: nothing runs any more, and all is settled."""
+        return self._ended.is_set()
+
+    def close(self, timeout: float | timedelta | None = None) -> bool:
+        """Claim no more, give back what has not started, and wait for the jobs that run. Idempotent.
+
+        Args:
+            timeout: Seconds to wait; None is without limit. Then the running handlers' ``context.cancelled`` is set.
+
+        Returns:
+            Whether all have ended. If not, they still run, their leases are renewed, and `close` may be called again.
+            A handler that closes its own worker gets False at once, since it runs itself.
+        """
+        self._check_process()
+        seconds = None if timeout is None else duration_ms("timeout", timeout) / 1000
+        self._stop()
+        own = (*self._threads, *self._attendants)
+        if threading.current_thread() in own:
+            return False
+        if not self._ended.wait(seconds):
+            self._cancel()
+            return False
+        for thread in own:
+            if thread.ident is not None:
+                thread.join()
+        atexit.unregister(self._at_exit)
+        return True
+
+    def run(self, *, timeout: float | timedelta | None = None) -> bool:
+        """Work until SIGTERM or SIGINT (Ctrl-C) comes, then close in order. Answers whether all handlers ended.
+
+        A second signal, or ``timeout`` seconds after the first, sets the running handlers' ``context.cancelled``; five
+        seconds later it returns, whatever they do. The signals' own handlers are back then. Outside of the main
+        thread, which alone gets signals, it works until someone closes the worker.
+        """
+        self._check_process()
+        seconds = None if timeout is None else duration_ms("timeout", timeout) / 1000
+        with self._signals():
+            if not self._ends_in(None):
+                self._stop()
+                if not self._ends_in(seconds):
+                    self._cancel()
+                    self._ends_in(_LAST_WORDS_S)
+        return self.close(0)
+
+    def __enter__(self) -> Worker:  # noqa: PYI034 (Self came with Python 3.11)
+        self._check_process()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The handler threads
+
+    def _serve(self) -> None:
+        unit: list[_Held] = []
+        started = 0.0
+        while (taken := self._next(unit, started)) is not None:
+            unit, started = taken
+            self._run(unit)
+
+    def _next(self, unit: list[_Held], started: float) -> tuple[list[_Held], float] | None:
+        """Put down what has been done, and take what comes next. None is the end."""
+        now = monotonic()
+        if unit and os.getpid() != self._pid:
+            return None  # The handler forked, and this is the child.
+        with self._lock:
+            if unit:
+                self._put_down(unit, started, now)
+            while not self._closing:
+                if self._buffer:
+                    now = monotonic()
+                    if now < self._buffer_until:
+                        return self._take(), now
+                    # The process stood still for so long that the leases are over.
+                    self._buffer.clear()
+                    self._look = True
+                elif self._exchanging:
+                    self._rest()
+                elif self._well or self._badly or self._look:
+                    self._fetch()
+                elif self._listening:
+                    self._rest()
+                else:
+                    self._listen()
+            self._alive -= 1
+            self._chores.notify()
+            return None
+
+    def _put_down(self, unit: list[_Held], started: float, now: float) -> None:
+        self._active -= 1
+        self._seconds += ((now - started) / len(unit) - self._seconds) * 0.1
+        if not self._well and not self._badly:
+            self._finished_at = now
+        for held in unit:
+            if held.settled:
+                self._held.pop(held.lease, None)
+                self._prune = True
+            elif held.lease in self._held:  # If not, the heartbeat has found it lost, and said so.
+                (self._well if held.failure is None else self._badly).append(held)
+        unit.clear()  # So that a thread at rest keeps no payload.
+
+    def _take(self) -> list[_Held]:
+        unit = []
+        for _ in range(min(self._batch, len(self._buffer))):
+            held = _Held(self._buffer.popleft(), self._buffer_until)
+            self._held[held.lease] = held
+            unit.append(held)
+        self._active += 1
+        if not self._armed and (self._buffer or self._well or self._badly):
+            # This thread may be away for long, and so may all others.
+            self._armed = True
+            self._chores.notify()
+        self._call_one()
+        return unit
+
+    def _call_one(self) -> None:
+        """Have one more thread come, if it would find something to do. It calls the next, if there is more."""
+        if self._called:
+            return
+        if self._idle:
+            if (
+                self._buffer
+                or not self._listening
+                or (not self._exchanging and (self._well or self._badly or self._look))
+            ):
+                self._called = True
+                self._work.notify()
+        elif self._listening and self._buffer:
+            self._called = True
+            self._listener.wake()
+
+    def _rest(self) -> None:
+        self._idle += 1
+        self._work.wait()
+        self._idle -= 1
+        self._called = False
+
+    def _listen(self) -> None:
+        self._listening = True
+        if self._in_vain > _MOST_IN_VAIN:
+            # Others were faster each time, or what is there cannot be claimed: be slower.
+            self._relief.wait(min(_PAUSE_S, 0.001 * 2 ** min(self._in_vain - _MOST_IN_VAIN, 10)))
+        self._lock.release()
+        failed = woken = False
+        try:
+            woken = self._listener.wait(_LOOK_S)
+        except Exception as error:  # noqa: BLE001 (told; it goes on)
+            failed = True
+            self._trouble("claim", error)
+        finally:
+            self._lock.acquire()
+        if failed:
+            self._pause()
+        self._listening = self._called = False
+        self._in_vain = self._in_vain + 1 if woken else 0
+        self._look = self._heard = True
+
+    def _fetch(self) -> None:
+        """Settle what is finished; claim what the free threads can take, and a little more where jobs are short."""
+        free = (self._concurrency - self._active) * self._batch
+        ahead = int(_AHEAD_S / self._seconds) if self._seconds < _AHEAD_S else 0
+        self._exchange(max(free, min(free + ahead, _MOST_AT_ONCE) // self._batch * self._batch))
+
+    def _exchange(self, limit: int) -> None:
+        """One trip to the storage, without the lock: settle what is finished, and claim up to ``limit``."""
+        well, badly = self._well, self._badly
+        self._well, self._badly = [], []
+        for held in (*well, *badly):
+            held.settled = True
+        heard, self._heard = self._heard, False
+        self._exchanging = True
+        self._lock.release()
+        started = monotonic()
+        claimed: list[JobRecord] = []
+        try:
+            claimed = self._trade(well, badly, limit)
+            if heard and limit and len(claimed) == limit:
+                self._pass_on()
+        finally:
+            self._lock.acquire()
+        for held in well:
+            self._put_back(held, self._well)
+        for held in badly:
+            self._put_back(held, self._badly)
+        if claimed:
+            self._in_vain = 0
+            until = started + self._lease_s
+            self._buffer_until = min(self._buffer_until, until) if self._buffer else until
+            self._buffered_at = started
+            self._buffer.extend(claimed)
+        if limit:
+            self._look = len(claimed) == limit or self._troubles > 0
+        self._pause()
+        self._exchanging = False
+        if self._closing:
+            self._chores.notify()
+
+    def _put_back(self, held: _Held, finished: list[_Held]) -> None:
+        if held.settled:
+            self._held.pop(held.lease, None)
+        elif held.lease in self._held:
+            finished.append(held)
+
+    def _trade(self, well: list[_Held], badly: list[_Held], limit: int) -> list[JobRecord]:
+        try:
+            if not well and not badly:
+                claimed, lost = self._claim(self._storage, limit), []
+            else:
+                with self._storage.transaction() as transaction:
+                    lost = self._settle(transaction, well, badly)
+                    claimed = self._claim(transaction, limit)
+        except Exception as error:  # noqa: BLE001 (told; it is tried again)
+            if not well and not badly:
+                self._trouble("claim", error)
+            else:
+                # Whichever of them it was must not hold up the others, and is to be told by its name.
+                self._settle_apart(well, badly)
+            return []
+        self._troubles = 0
+        self._tell_lost(lost)
+        return claimed
+
+    def _claim(self, storage: Storage, limit: int) -> list[JobRecord]:
+        return storage.claim((self._terms.queue,), limit=limit, lease_ms=self._terms.lease_ms) if limit else []
+
+    def _settle(self, storage: Storage, well: list[_Held], badly: list[_Held]) -> list[tuple[ErrorKind, _Held]]:
+        """Answers those whose lease was lost."""
+        lost: list[tuple[ErrorKind, _Held]] = []
+        if well:
+            done = storage.complete([held.lease for held in well], keep=self._terms.keeps_completed)
+            for held, yes in zip(well, done, strict=True):
+                if not yes:
+                    lost.append(("complete", held))
+            self._prune = self._prune or self._terms.keeps_completed
+        for held in badly:
+            error, wait_ms = held.failure or (JobError("handler"), None)
+            state = storage.fail(held.lease, error, retry_in_ms=wait_ms)
+            if state is None:
+                lost.append(("fail", held))
+            self._prune = self._prune or state is State.FAILED
+        return lost
+
+    def _settle_apart(self, well: list[_Held], badly: list[_Held]) -> None:
+        parts: list[tuple[ErrorKind, list[_Held], list[_Held]]] = [("fail", [], [held]) for held in badly]
+        if well:
+            parts.insert(0, ("complete", well, []))
+        error: Exception | None = None
+        for kind, *part in parts:
+            if not isinstance(error, DatabaseBusyError):  # Its timeout is waited for once.
+                error = self._try_to_settle(*part)
+            if error is None:
+                self._troubles = 0
+                continue
+            self._trouble(kind, error)
+            now = monotonic()
+            for held in chain(*part):
+                held.settled = held.until <= now or isinstance(error, StorageClosedError)
+                if held.settled:
+                    self._tell(kind, error, held.record)
+
+    def _try_to_settle(self, well: list[_Held], badly: list[_Held]) -> Exception | None:
+        try:
+            lost = self._settle(self._storage, well, badly)
+        except Exception as error:  # noqa: BLE001 (told; it is tried again)
+            return error
+        self._tell_lost(lost)
+        return None
+
+    def _give_back(self) -> None:
+        """Release what is claimed and has not started; the lock is let go of meanwhile."""
+        leases = [record.lease for record in self._buffer]
+        self._buffer.clear()
+        self._look = True
+        self._exchanging = True
+        self._lock.release()
+        try:
+            self._storage.release(leases)
+        except Exception as error:  # noqa: BLE001 (told; the leases end by themselves)
+            self._tell("cleanup", error)
+        finally:
+            self._lock.acquire()
+        self._exchanging = False
+
+    def _pass_on(self) -> None:
+        """It was a new job that woke us, and there are more than we can take: wake another worker."""
+        try:
+            self._storage.notify_queue(self._terms.queue)
+        except Exception as error:  # noqa: BLE001 (told; the others look by themselves)
+            self._tell("claim", error)
+
+    def _run(self, unit: list[_Held]) -> None:
+        readable: list[_Held] = []
+        values = []
+        for held in unit:
+            try:
+                values.append(self._terms.decode(held.record.payload, held.record.encoding))
+            except Exception as error:  # noqa: BLE001 (whatever the serializer raises)
+                self._spoil(held, "parse", error)
+            else:
+                readable.append(held)
+        if not readable:
+            return
+        try:
+            self._call(values, readable)
+        except BaseException as error:  # noqa: BLE001 (a handler that raises SystemExit has failed, too)
+            for held in readable:
+                self._spoil(held, "handler", error)
+        for held in readable:
+            if held.uncommitted:
+                self._verify(held)
+
+    def _spoil(self, held: _Held, kind: ErrorKind, error: BaseException) -> None:
+        skip = 2 if kind == "handler" else 1  # `_run`, and what `_caller` made
+        held.failure = job_error(error, reason=kind, skip=skip), self._terms.wait_ms(held.record)
+        self._tell(kind, error, held.record)
+
+    def _verify(self, held: _Held) -> None:
+        """It was completed in the handler's own transaction: did that commit?"""
+        try:
+            record = self._storage.get(held.record.id)
+        except Exception as error:  # noqa: BLE001 (told; if it did not, the lease ends by itself)
+            self._tell("complete", error, held.record)
+            return
+        if record is not None and record.token == held.lease.token:
+            held.settled = False
+            if held.failure is None:
+                self._spoil(held, "handler", RuntimeError("the transaction that completed the job was not committed"))
+
+    def _caller(self, handler: Callable[..., object], *, in_batches: bool) -> Callable[[list[Any], list[_Held]], None]:
+        """The handler, as `_run` calls it."""
+        with_context = _takes_context(handler)
+
+        def call(values: list[Any], unit: list[_Held]) -> None:
+            if not with_context:
+                result = handler(values if in_batches else values[0])
+            else:
+                contexts = [Context(held, self._storage, self._terms, self._lock) for held in unit]
+                result = handler(values, contexts) if in_batches else handler(values[0], contexts[0])
+            if type(result) is CoroutineType:
+                result.close()
+                raise TypeError(_ASYNC)
+
+        return call
+
+    # The heartbeat
+
+    def _renew(self) -> None:
+        wait = interval = self._lease_s / 3
+        while True:
+            with self._lock:
+                if not self._ended.is_set():
+                    self._beats.wait(wait)
+                if self._ended.is_set():
+                    return
+                leases = [held.lease for held in self._held.values()]
+                leases += [record.lease for record in self._buffer]
+            wait = interval
+            if leases:
+                started = monotonic()
+                try:
+                    kept = self._storage.extend(leases, self._terms.lease_ms)
+                except Exception as error:  # noqa: BLE001 (told; it is tried again)
+                    self._tell("heartbeat", error)
+                    wait = min(interval / 4, 1.0)
+                else:
+                    self._renewed(leases, kept, started + self._lease_s)
+
+    def _renewed(self, leases: list[Lease], kept: list[bool], until: float) -> None:
+        gone = {lease for lease, yes in zip(leases, kept, strict=True) if not yes}
+        lost: list[JobRecord] = []
+        with self._lock:
+            for lease in leases:
+                held = self._held.get(lease)
+                if held is None:
+                    continue
+                if lease not in gone:
+                    held.until = until
+                elif not held.settled:
+                    held.cancel()
+                    del self._held[lease]
+                    lost.append(held.record)
+            if gone:
+                self._well = [held for held in self._well if held.lease in self._held]
+                self._badly = [held for held in self._badly if held.lease in self._held]
+                lost += [record for record in self._buffer if record.lease in gone]
+                self._buffer = deque(record for record in self._buffer if record.lease not in gone)
+            self._buffer_until = until  # What was claimed since lives longer.
+        for record in lost:
+            self._tell("heartbeat", _lost(record), record)
+
+    # The keeper
+
+    def _keep(self) -> None:
+        upkeep_at = round_at = monotonic()
+        while True:
+            with self._lock:
+                if self._closing:
+                    if self._wind_up():
+                        break
+                    continue
+                if self._armed:
+                    self._chores.wait(_SETTLE_S)
+                    self._tidy()
+                else:
+                    self._chores.wait(max(upkeep_at - monotonic(), 0))
+            now = monotonic()
+            if now >= upkeep_at and not self._closing:
+                self._upkeep(everything=now >= round_at)
+                upkeep_at = monotonic() + _UPKEEP_S
+                round_at = round_at if now < round_at else now + _ROUND_S
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended.set()
+            self._beats.notify()
+        self._events.put(None)
+        self._listener.close()
+
+    def _tidy(self) -> None:
+        """See to what busy threads leave lying."""
+        if self._exchanging:
+            return
+        now = monotonic()
+        if (self._well or self._badly) and now - self._finished_at >= _SETTLE_S:
+            self._exchange(0)
+            self._call_one()
+        busy = not self._idle and not self._listening and not self._exchanging
+        if self._buffer and busy and now - self._buffered_at >= _HOARD_S:
+            self._give_back()
+        self._armed = bool(self._buffer or self._well or self._badly)
+
+    def _wind_up(self) -> bool:
+        """Settle and give back what there is, and wait for what still runs. Whether that is all."""
+        if self._exchanging:
+            self._chores.wait()
+        elif self._buffer:
+            self._give_back()
+        elif self._well or self._badly:
+            self._exchange(0)
+        elif self._alive:
+            self._chores.wait()
+        else:
+            return True
+        return False
+
+    def _upkeep(self, *, everything: bool) -> None:
+        try:
+            for error in self._terms.fire_schedules(self._storage, everything=everything):
+                self._tell("schedule", error)
+        except Exception as error:  # noqa: BLE001 (told; it is tried again)
+            self._tell("schedule", error)
+        bites = _MOST_BITES if self._prune or everything else 0
+        self._prune = False
+        try:
+            while bites and self._storage.prune(self._terms.queue, self._terms.keep):
+                bites -= 1
+                self._prune = not bites
+        except Exception as error:  # noqa: BLE001 (told; it is tried again)
+            self._prune = True
+            self._tell("cleanup", error)
+
+    # For all of them
+
+    def _trouble(self, kind: ErrorKind, error: Exception) -> None:
+        """The storage did not do what it was asked for: tell, and be slower. Without the lock."""
+        self._troubles += 1
+        self._tell(kind, error)
+        if isinstance(error, StorageClosedError):
+            self._stop()
+
+    def _pause(self) -> None:
+        """Spare a storage in trouble; with the lock, which is let go of meanwhile."""
+        if self._troubles and (not self._closing or self._well or self._badly):
+            self._relief.wait(min(_PAUSE_S * 2 ** min(self._troubles - 1, 10), _LONGEST_PAUSE_S))
+
+    def _tell_lost(self, lost: list[tuple[ErrorKind, _Held]]) -> None:
+        for kind, held in lost:
+            self._tell(kind, _lost(held.record), held.record)
+
+    def _tell(self, kind: ErrorKind, error: BaseException, record: JobRecord | None = None) -> None:
+        """Without the lock: it calls the user's code. What is not about one job is told once in a while."""
+        if record is None:
+            now = monotonic()
+            if now < self._told.get(kind, 0.0):
+                return
+            self._told[kind] = now + _QUIET_S
+            context = ErrorContext(kind=kind, queue=self._terms.queue)
+        else:
+            context = ErrorContext(kind=kind, queue=record.queue, job_id=record.id, attempt=record.attempts)
+        try:
+            self._terms.on_error(error, context)
+        except Exception:
+            _logger.exception("on_error itself raised, told of %s in queue %r", kind, context.queue)
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._closing = True
+            self._work.notify_all()
+            self._chores.notify()
+            self._relief.notify_all()
+            if not self._ended.is_set():
+                self._listener.wake()
+
+    def _cancel(self) -> None:
+        with self._lock:
+            for held in self._held.values():
+                held.cancel()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this worker was started before the fork, and its threads stayed with the parent: call process() here"
+            )
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            self.close()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Meanwhile, SIGTERM and SIGINT go to `_events`."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, _: FrameType | None) -> None:
+            self._events.put(number)  # Of all that threads can wait for, this one is made for signal handlers.
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ends_in(self, seconds: float | None) -> bool:
+        """Wait for the end, for a signal, or so many seconds. Whether it was the end."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except Empty:
+            return False
+        if event is None:
+            self._events.put(None)  # It stays ended, whoever asks next.
+        return event is None
+
+
+_ASYNC = "the handler is async, and these are threads: use litebroker.aio, or asyncio.run() in the handler"
+
+
+def _takes_context(handler: Callable[..., object]) -> bool:
+    """Whether it is to be called with a `Context` too: its second argument has no default, or is named "context"."""
+    if not callable(handler):
+        raise TypeError(f"handler={handler!r} cannot be called")
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+        raise TypeError(_ASYNC)
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):
+        return False  # Some that are written in C do not tell.
+    positional = [it for it in parameters if it.kind in {it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD}]
+    required = [it for it in positional if it.default is it.empty]
+    if len(required) > 2 or any(it.kind is it.KEYWORD_ONLY and it.default is it.empty for it in parameters):  # noqa: PLR2004
+        raise TypeError(f"handler={handler!r} wants more than the data and a context")
+    if not positional and not any(it.kind is it.VAR_POSITIONAL for it in parameters):
+        raise TypeError(f"handler={handler!r} takes no argument: it gets the data, and a context if it wants")
+    return len(required) == 2 or (len(positional) > 1 and positional[1].name == "context")  # noqa: PLR2004
+
+
+def _lost(record: JobRecord) -> LeaseLostError:
+    return LeaseLostError(f"the lease of job {record.id} ended before it was settled: another worker has it, or had it")
