@@ -24,9 +24,8 @@ class State(str, enum.Enum):
 DedupeUntil = Literal["removed", "ended"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """A job to be added, encoded and checked.
+class JobSpec(NamedTuple):
+    """A job to be added, encoded and checked. Give the fields by name.
 
     Attributes:
         encoding: How to read the payload: None is JSON, "bytes" is as it stands, anything else names a

@@ -6,8 +6,9 @@ stays open. What the drivers call their errors becomes ours here and nowhere els
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from litebroker.errors import (
@@ -128,7 +129,7 @@ class _Stdlib:
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
         try:
-            return self._db.execute(sql, params).fetchall()
+            return _fetched(self._db.execute, sql, params)
         except sqlite3.Error as error:
             raise _translate(error, self._path) from error
 
@@ -189,7 +190,7 @@ class _Apsw:
         import apsw
 
         try:
-            rows: list[Row] = self._cursor().execute(sql, params or None).fetchall()
+            rows = _fetched(self._cursor().execute, sql, params or None)
         except apsw.Error as error:
             raise _translate(error, self._path) from error
         return rows
@@ -219,6 +220,15 @@ class _Apsw:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _fetched(execute: Callable[..., Iterable[Row]], sql: str, params: Params | None) -> list[Row]:
+    """All rows of a statement.
+
+    In one call that runs no Python code: a signal handler between its first row and its last would find a statement
+    under way, beside which SQLite refuses to begin or to end a transaction (sqlite.org/lang_savepoint.html).
+    """
+    return list(itertools.chain.from_iterable(map(execute, (sql,), (params,))))
 
 
 def _plain_row(_cursor: object, row: Row) -> Row:

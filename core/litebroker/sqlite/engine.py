@@ -152,7 +152,7 @@ class Engine:
         self._db: Connection | None = None
         self._read_lock = threading.RLock()
         self._reader: Connection | None = None
-        self._sync_lock = threading.Lock()
+        self._sync_lock = threading.RLock()  # re-entrant, as all of them: a signal handler may write, too
         self._committed = 0
         self._synced = 0
         self._wal: int | None = None
@@ -169,7 +169,7 @@ class Engine:
         self._claims = itertools.count(SystemRandom().getrandbits(32))
         self._last_id = 0
         self._lane = SystemRandom().getrandbits(12)
-        self._id_lock = threading.Lock()
+        self._id_lock = threading.RLock()
         self.grouped: set[int] = set()  # queues known to have groups
         self.quiet: set[int] = set()  # queues whose last claim found nothing
         self.looked: dict[int, tuple[int, int]] = {}  # when due times and leases were last looked at
@@ -234,7 +234,11 @@ class Engine:
                 sequence = self._committed
                 self._checkpoint_if_due(db, tx.pages)
             finally:
-                self._end_turn(db)
+                try:
+                    self._end_turn(db)
+                except BaseException:  # one that strikes just now
+                    self._end_turn(db)
+                    raise
         if durable is not None:
             tx.durable = durable
         self._follow_up(tx, sequence)
@@ -242,8 +246,12 @@ class Engine:
     def _join(self, op: Callable[[Tx], R], *, durable: bool, single: bool) -> R:
         """Inside this thread's own transaction, be it that a signal handler runs on top of it."""
         tx = self._tx
-        if tx is None:  # a signal handler, before the leader has opened anything
-            tx = Tx(self._ready())
+        if tx is None:  # a signal handler, before the leader has begun, or after its commit
+            tx = Tx(self._ready(), durable=durable)
+            result = op(tx) if single else in_savepoint(tx, op)
+            self._committed += 1
+            self._follow_up(tx, self._committed)
+            return result
         if durable:
             tx.durable = True
         if single:
@@ -262,7 +270,11 @@ class Engine:
                 else:
                     self._run_together(db, batch)
             finally:
-                self._end_turn(db)
+                try:
+                    self._end_turn(db)
+                except BaseException:  # one that strikes just now: nobody could write until this process does again
+                    self._end_turn(db)
+                    raise
         except Exception as error:  # noqa: BLE001 - it came of opening or locking, and is everybody's
             for request in batch:
                 if not request.done:
@@ -306,30 +318,34 @@ class Engine:
         self._checkpoint_if_due(db, tx.pages)
 
     def _run_together(self, db: Connection, batch: list[_Request[Any]]) -> None:
-        committing = False
+        begun = committing = False
         try:
             self._tx = Tx(db)  # a signal handler that strikes from here on joins in
             self._begin(db)
+            begun = True
             for request in batch:
                 tx = self._tx = request.tx = Tx(db, durable=request.durable)
                 request.result = request.op(tx)
             committing = True
             self._commit(db)
+            self._mark_done(batch)
         except Exception as error:  # noqa: BLE001 - the callers get it
             self._abandon(db)
-            if len(batch) > 1:
+            if begun and len(batch) > 1:
                 # One of them failed: it must not take the others with it.
                 for request in batch:
                     self._run_together(db, [request])
             else:
-                batch[0].error = error
-                batch[0].done = True
+                # Where not even the begin went well (the file was busy), each would only wait for as long again.
+                for request in batch:
+                    request.error = error
+                    request.done = True
             return
         except BaseException:
             if committing and not db.in_transaction:
+                self._committed += 1  # it may not have been counted yet
                 self._mark_done(batch)
             raise
-        self._mark_done(batch)
         self._checkpoint_if_due(db, sum(request.tx.pages for request in batch if request.tx is not None))
 
     def _mark_done(self, batch: list[_Request[Any]]) -> None:

@@ -426,6 +426,11 @@ class JobVerbs(Session):
         params = {"queue": queue_id, "now": self._engine.clock.now_ms()}
         return Counts(*self._read(lambda db: db.rows(sql.COUNTS, params)[0]))
 
+    def oldest_due_at_ms(self, queue: str) -> int | None:
+        params = {"queue": self._queue(queue), "now": self._engine.clock.now_ms()}
+        oldest: int | None = self._read(lambda db: db.rows(sql.OLDEST_DUE, params))[0][0]
+        return oldest
+
     def queues(self) -> list[QueueInfo]:
         return [QueueInfo(*row) for row in self._read(lambda db: db.rows(sql.QUEUES))]
 
@@ -672,7 +677,7 @@ def _insert_plain(
     ):
         statement = sql.INSERT_BARE
         values = [
-            (job_id, queues[spec.queue], spec.priority, now, spec.max_attempts or 0, spec.payload)
+            (job_id, queues[spec.queue], spec.priority, now, spec.max_attempts or 0, now, now, now, spec.payload)
             for job_id, spec in zip(ids, specs, strict=True)
         ]
     else:
@@ -702,6 +707,8 @@ def _values(spec: JobSpec, queue: int, job_id: int, now: int, *, group: int | No
         spec.priority,
         due,
         spec.max_attempts or 0,
+        now,
+        now,
         now,
         group,
         spec.dedupe_key,

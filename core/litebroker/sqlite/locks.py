@@ -119,6 +119,17 @@ class WriterLock:
         if line >= 0:
             os.close(line)
 
+    def forget(self) -> None:
+        """In a child that was forked without a `close` before: close the descriptors, and leave the parent its lock."""
+        delegate, self._delegate = self._delegate, None
+        files = [self._file, self._line, delegate.file if delegate is not None else -1]
+        self._line = -1
+        self._use(-1)
+        for file in files:
+            if file >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(file)
+
     def _acquire_with_care(self, now: float, deadline: float) -> bool:
         if not self._flock_works:
             return True

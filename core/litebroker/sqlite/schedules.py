@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 
 from litebroker.jobs import Added, JobSpec
 from litebroker.schedules import ScheduleSpec
@@ -14,8 +13,8 @@ from litebroker.sqlite.engine import Tx
 from litebroker.sqlite.jobs import JobVerbs
 from litebroker.storage import ScheduleRecord
 
-# The options of a job that are kept as JSON: all but what has a column.
-_OPTIONS = tuple(field for field in fields(JobSpec) if field.name not in {"queue", "payload"})
+# The options of a job that are kept as JSON, where they are not the default: all but what has a column.
+_OPTIONS = {name: default for name, default in JobSpec._field_defaults.items() if name not in {"queue", "payload"}}
 
 
 class ScheduleVerbs(JobVerbs):
@@ -74,8 +73,7 @@ class ScheduleVerbs(JobVerbs):
 
 
 def _columns(record: ScheduleRecord) -> dict[str, object]:
-    defaults = {field.name: field.default for field in _OPTIONS}
-    options = {name: getattr(record.job, name) for name in defaults}
+    options = {name: value for name, value in record.job._asdict().items() if name in _OPTIONS}
     return {
         "name": record.id,
         "every_ms": record.spec.every_ms,
@@ -84,7 +82,7 @@ def _columns(record: ScheduleRecord) -> dict[str, object]:
         "next_at_ms": record.next_at_ms,
         "last_at_ms": record.last_at_ms,
         "options": json.dumps(
-            {name: _plain(value) for name, value in options.items() if value != defaults[name]}, sort_keys=True
+            {name: _plain(value) for name, value in options.items() if value != _OPTIONS[name]}, sort_keys=True
         ),
         "payload": record.job.payload,
     }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from litebroker.clock import Clock, SystemClock
 from litebroker.jobs import JobRecord
-from litebroker.sqlite import schema
+from litebroker.sqlite import recovery, schema
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Params, Row, wrap
 from litebroker.sqlite.engine import Engine
@@ -144,6 +144,9 @@ class SQLiteStorage(_Verbs):
             durable = True
         with self._engine.transaction(durable=durable):
             yield self
+        # Who claims in transactions, and is never idle, looks for dead processes here.
+        if self._engine.registered and self._engine.current is None:
+            recovery.recover_dead(self._engine)
 
     def _transaction(self) -> contextlib.AbstractContextManager[object]:
         return self.transaction()
@@ -161,6 +164,8 @@ class SQLiteStorage(_Verbs):
         """
         tx = self._engine.current
         if tx is not None:
+            values = params.values() if isinstance(params, Mapping) else params
+            tx.pages += 1 + (sum(len(value) for value in values if isinstance(value, (bytes, str))) >> 12)
             return tx.db.rows(statement, params)
         return self._engine.read(lambda db: db.rows(statement, params))
 
