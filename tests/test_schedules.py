@@ -69,13 +69,12 @@ def test_an_interval_is_in_seconds_or_a_timedelta() -> None:
 def test_the_shortest_interval_is_a_millisecond() -> None:
     assert ScheduleSpec.parse(every=0.001) == ScheduleSpec(every_ms=1)
 
-    with pytest.raises(ScheduleError, match="every must be at least a millisecond"):
-        ScheduleSpec.parse(every=0.0004)
+    assert ScheduleSpec.parse(every=0.0004) == ScheduleSpec(every_ms=1)
 
 
 @pytest.mark.parametrize("every", [0, -1, math.nan, math.inf, True, "10", 4e9, 10**400, timedelta(0), timedelta(-1)])
 def test_what_is_no_interval_is_refused(every: object) -> None:
-    with pytest.raises(ScheduleError, match=r"^every must be"):
+    with pytest.raises(ScheduleError, match=r"^every=.* (seconds|time|century)"):
         ScheduleSpec.parse(every=every)  # type: ignore[arg-type]
 
 

@@ -10,9 +10,9 @@ takes and gives.
 
 from __future__ import annotations
 
-from litebroker.arguments import Group, NewJob, Retention
+from litebroker.arguments import Group, NewJob, Retention, duration_ms
 from litebroker.backoff import Backoff
-from litebroker.clock import Clock, SystemClock, duration_ms
+from litebroker.clock import Clock, SystemClock
 from litebroker.errors import (
     DatabaseBusyError,
     DatabaseCorruptError,

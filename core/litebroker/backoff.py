@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from litebroker.clock import duration_ms
+from litebroker.arguments import duration_ms
 
 _LONGEST_MS = 100 * 366 * 86_400_000
 
@@ -46,7 +46,7 @@ class Backoff:
     @classmethod
     def fixed(cls, delay: float | timedelta, *, jitter: float = 0.0) -> Backoff:
         """The same wait each time, in seconds or as a timedelta. 0 retries at once."""
-        delay_ms = duration_ms(delay, "delay")
+        delay_ms = duration_ms("delay", delay)
         return cls(base_ms=delay_ms, factor=1.0, cap_ms=delay_ms, jitter=jitter)
 
     @classmethod
@@ -59,7 +59,7 @@ class Backoff:
         jitter: float = 0.2,
     ) -> Backoff:
         """Waits that grow from ``base`` to ``cap``, both in seconds or as timedeltas."""
-        return cls(base_ms=duration_ms(base, "base"), factor=factor, cap_ms=duration_ms(cap, "cap"), jitter=jitter)
+        return cls(base_ms=duration_ms("base", base), factor=factor, cap_ms=duration_ms("cap", cap), jitter=jitter)
 
     def delay_ms(self, attempt: int, random: Callable[[], float]) -> int:
         """The wait after the ``attempt``-th attempt, which counts from 1.

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Protocol
-
-_CENTURY_S = 3_155_760_000
 
 
 class Clock(Protocol):
@@ -34,13 +31,3 @@ class SystemClock:
     def steady_ms(self) -> int:
         # CLOCK_MONOTONIC and mach_absolute_time count from the machine's start, for all processes alike.
         return time.monotonic_ns() // 1_000_000
-
-
-def duration_ms(value: float | timedelta, name: str) -> int:
-    """Seconds, or a timedelta, as whole milliseconds, rounded to the nearest. Raises ``ValueError``, naming it."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    # A bool is an int, and True seconds are a mistake. NaN fails both comparisons.
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= _CENTURY_S:
-        msg = f"{name} must be a timedelta or a number of seconds from 0 to a hundred years, not {value!r}"
-        raise ValueError(msg)
-    return round(seconds * 1000)

@@ -26,7 +26,7 @@ from zoneinfo import ZoneInfo
 
 from croniter import croniter
 
-from litebroker.clock import duration_ms
+from litebroker.arguments import duration_ms
 from litebroker.errors import ScheduleError
 
 __all__ = ["Plan", "ScheduleSpec", "next_tick", "plan"]
@@ -189,12 +189,9 @@ def _zone(name: str | None) -> tzinfo:
 
 def _interval_ms(every: float | timedelta) -> int:
     try:
-        every_ms = duration_ms(every, "every")
-    except ValueError as error:
+        return duration_ms("every", every, positive=True)
+    except (TypeError, ValueError) as error:
         raise ScheduleError(str(error)) from None
-    if every_ms < 1:
-        raise ScheduleError(f"every must be at least a millisecond, not {every!r}")
-    return every_ms
 
 
 def _checked(cron: object) -> str:
