@@ -9,7 +9,7 @@ second all the same. As often, a listener looks whether its FIFOs are still the 
 """
 
 # Paths are strings, put together at each notification.
-# ruff: noqa: PTH102, PTH108, PTH116, PTH118, PTH120, PTH208
+# ruff: noqa: PTH100, PTH102, PTH108, PTH116, PTH118, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class Wakeups:
 
     def __init__(self, directory: Path | None) -> None:
         self._in_process = directory is None
-        self._folder = os.path.join(directory, "wake") if directory is not None and _HAS_FIFOS else None
+        self._folder = (
+            os.path.abspath(os.path.join(directory, "wake")) if directory is not None and _HAS_FIFOS else None
+        )
         self._paths: dict[str, str] = {}
         self._warned = False
         self._fresh()
@@ -99,6 +101,10 @@ class Wakeups:
                 if writer.is_current(path) and _write(writer.file, count):
                     return
                 os.close(self._writers.pop(path).file)
+            if not os.access(
+                path, os.F_OK
+            ):  # nobody waits, as for most jobs: the exception would cost three times as much
+                return
             file = os.open(path, _FOR_WRITING)
             if not _write(file, count):
                 os.close(file)
@@ -342,15 +348,18 @@ class WakeupListener:
     def _wait(self, deadline: float | None) -> bool:
         one = False
         while True:
-            if self._channels is not None and self._channels.take(one=one):
-                self._woken = True
             if self._closed:
                 return False
+            if self._channels is not None:
+                rung = self._channels.hear()
+                if (not (one and rung) and self._channels.take(one=one)) or (rung and not self._closed):
+                    self._woken = True
             now = time.monotonic()
             if self._check_at <= now and not self._check(now):
                 self._woken = True  # what came meanwhile went elsewhere
             if self._woken:
                 self._woken = False
+                self._bell.acquire(blocking=False)
                 return True
             left = _CHECK_S if deadline is None else deadline - now
             if left <= 0:
@@ -370,7 +379,7 @@ class WakeupListener:
         if self._channels is not None:
             if self._channels.are_current():
                 return True
-        elif not self.polling or not _HAS_FIFOS:
+        elif self._wakeups._in_process or not _HAS_FIFOS:  # noqa: SLF001
             return True
         with self._gate:
             channels, self._channels = self._channels, None
@@ -480,18 +489,18 @@ class _Channels:
                 os.unlink(new)
             raise
 
+    def hear(self) -> bool:
+        """Whether it was rung, or a topic notified."""
+        return _drain(self._reads)
+
     def take(self, *, one: bool) -> bool:
-        """Take a byte from the first queue that has any, or all of all queues; and its own. Whether there were any."""
-        came = _drain(self._reads)
+        """Take a byte from the first queue that has any, or all of all queues. Whether there were any."""
+        if not one:
+            return sum(_drain(file) for _, file, _ in self._queues) > 0
         for _, file, _ in self._queues:
-            if one:
-                if came:
-                    break
-                with contextlib.suppress(BlockingIOError):
-                    came = bool(os.read(file, 1))
-            elif _drain(file):
-                came = True
-        return came
+            with contextlib.suppress(BlockingIOError):
+                return bool(os.read(file, 1))
+        return False
 
     def ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -524,7 +533,8 @@ class _Channels:
         own = {self._reads, self._rings} - {-1}
         self._reads = self._rings = -1
         for file in (*own, *(file for _, file, _ in queues)):
-            os.close(file)
+            with contextlib.suppress(OSError):
+                os.close(file)
 
 
 class _Poller:
@@ -538,7 +548,7 @@ class _Poller:
 
     def add(self, file: int, *, shared: bool = False) -> None:
         if self._epoll is not None:
-            self._epoll.register(file, select.EPOLLIN | (select.EPOLLEXCLUSIVE if shared else 0))
+            self._epoll.register(file, select.EPOLLIN | (getattr(select, "EPOLLEXCLUSIVE", 0) if shared else 0))
         elif self._poll is not None:
             self._poll.register(file, select.POLLIN)
 
@@ -657,7 +667,8 @@ def _retire(path: str, file: int, identity: tuple[int, int]) -> None:
     except OSError:
         pass
     finally:
-        os.close(file)
+        with contextlib.suppress(OSError):
+            os.close(file)
 
 
 def _bury_if_dead(path: str) -> None:
@@ -689,7 +700,8 @@ def _knock_or_bury(path: str) -> None:
 
 def _write(file: int, count: int) -> bool:
     """Write so many bytes, each on its own, so that each wakes somebody. False when nobody reads any more."""
-    if signal.getsignal(signal.SIGPIPE) in {signal.SIG_DFL, None}:
+    handler = signal.getsignal(signal.SIGPIPE)
+    if handler is None or handler == signal.SIG_DFL:
         return _write_under_mask(file, count)
     try:
         for _ in range(count):

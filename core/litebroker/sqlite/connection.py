@@ -25,6 +25,7 @@ Params = Sequence[Any] | Mapping[str, Any]
 Row = tuple[Any, ...]
 
 _STATEMENT_CACHE = 256
+_LEGACY = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)
 
 # RETURNING came with 3.35 (sqlite.org/lang_returning.html), strict tables with 3.37 (sqlite.org/stricttables.html).
 MINIMUM_VERSION = (3, 37, 0)
@@ -54,12 +55,19 @@ class Connection(Protocol):
         """Run one statement for each of the rows. Only inside a transaction."""
 
     @property
+    def driver(self) -> str:
+        """As in `connect`."""
+
+    @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open."""
 
     @property
     def version(self) -> tuple[int, ...]:
         """The SQLite library's."""
+
+    def begin_implicitly(self) -> None:
+        """Begin a transaction where the connection's owner expects one to begin by itself, before a row changes."""
 
     def close(self) -> None:
         """Close it. A transaction that is open is rolled back."""
@@ -79,9 +87,17 @@ def connect(path: str, driver: str, *, busy_timeout_ms: int) -> Connection:
     else:
         msg = f"driver={driver!r}: use 'sqlite3' (the standard library's) or 'apsw'"
         raise ValueError(msg)
+    try:
+        _set_up(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_up(connection: Connection, path: str) -> None:
     if connection.version < MINIMUM_VERSION:
         found = ".".join(map(str, connection.version))
-        connection.close()
         msg = (
             f"this Python's SQLite is {found}, and litebroker needs 3.37 or later:"
             " pip install 'litebroker[apsw]' brings a newer one; then open it with driver='apsw'"
@@ -101,7 +117,19 @@ def connect(path: str, driver: str, *, busy_timeout_ms: int) -> Connection:
         "recursive_triggers = off",
     ):
         connection.rows(f"pragma {pragma}")
-    return connection
+
+
+def drivers_share_sqlite() -> bool:
+    """Whether both drivers can be used on one file in one process.
+
+    apsw usually brings an SQLite of its own. Two of them in one process do not know of each other's locks, and drop
+    them (sqlite.org/howtocorrupt.html, section 2.2.1).
+    """
+    try:
+        import apsw
+    except ImportError:
+        return True
+    return not apsw.using_amalgamation
 
 
 def wrap(connection: object) -> Connection:
@@ -122,6 +150,7 @@ class _Stdlib:
     """The standard library's driver."""
 
     __slots__ = ("_db", "_path")
+    driver = "sqlite3"
 
     def __init__(self, db: sqlite3.Connection, path: str | None) -> None:
         self._db = db
@@ -153,6 +182,9 @@ class _Stdlib:
     def version(self) -> tuple[int, ...]:
         return sqlite3.sqlite_version_info
 
+    def begin_implicitly(self) -> None:
+        """Nothing begins by itself on a connection in autocommit mode."""
+
     def close(self) -> None:
         self._db.close()
 
@@ -170,11 +202,22 @@ class _CallersStdlib(_Stdlib):
         finally:
             self._db.row_factory, self._db.text_factory = row_factory, text_factory
 
+    def begin_implicitly(self) -> None:
+        # The module does so before an INSERT, but not before a SAVEPOINT, whose release would then be the commit.
+        db = self._db
+        if db.isolation_level is None or db.in_transaction or getattr(db, "autocommit", _LEGACY) != _LEGACY:
+            return
+        try:
+            db.execute(f"begin {db.isolation_level}")
+        except sqlite3.Error as error:
+            raise _translate(error, self._path) from error
+
 
 class _Apsw:
     """The apsw driver."""
 
     __slots__ = ("_db", "_path")
+    driver = "apsw"
 
     def __init__(self, db: Any, path: str | None) -> None:
         self._db = db
@@ -211,6 +254,9 @@ class _Apsw:
     @property
     def in_transaction(self) -> bool:
         return bool(self._db.in_transaction)
+
+    def begin_implicitly(self) -> None:
+        """Nothing begins by itself in apsw."""
 
     @property
     def version(self) -> tuple[int, ...]:

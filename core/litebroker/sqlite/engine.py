@@ -16,6 +16,7 @@ and nothing that was acknowledged is lost to a power cut.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import logging
@@ -41,9 +42,14 @@ from litebroker.errors import (
 from litebroker.jobs import JobRecord
 from litebroker.sqlite import machine, schema
 from litebroker.sqlite import statements as sql
-from litebroker.sqlite.connection import Connection, connect
+from litebroker.sqlite.connection import Connection, connect, drivers_share_sqlite
 from litebroker.sqlite.locks import Liveness, WriterLock
 from litebroker.wakeup import Wakeups
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("litebroker")
 
@@ -55,6 +61,8 @@ _CHECKPOINT_PAGES = 1000
 _LOOK_S = 1.0
 # How often the file is told the time, for the next start of the machine.
 _SEEN_S = 60.0
+# What a thread that forks needs to take the locks, which others would take again and again.
+_COURTESY_S = 0.005
 HOLDER_SHIFT = 38  # tokens are holder << 38 | claim
 
 
@@ -157,6 +165,7 @@ class Engine:
         self._synced = 0
         self._wal: int | None = None
         self._dirty_pages = 0
+        self._checkpoint_at = _CHECKPOINT_PAGES
         self._identity: tuple[int, int] | None = None
         self._looked_at = 0.0
         self._anchor_ms = 0
@@ -194,6 +203,8 @@ class Engine:
         """
         if self._leading():
             return self._join(op, durable=durable, single=single)
+        if _fork_waits:
+            time.sleep(_COURTESY_S)
         request = _Request(op, durable=durable, single=single)
         self._waiting.append(request)
         try:
@@ -223,6 +234,8 @@ class Engine:
                 self._tx.durable = True
             yield self._tx
             return
+        if _fork_waits:
+            time.sleep(_COURTESY_S)
         with self._lead:
             db = self._ready()
             try:
@@ -442,6 +455,8 @@ class Engine:
             target = self._committed
             try:
                 _sync_file(self._wal_descriptor())
+            except FileNotFoundError:
+                pass  # the last connection was closed, as before a fork: that put it all into the file, and synced that
             except OSError as error:
                 msg = f"{self.path}-wal: the disk did not confirm what was written ({error}): it may be lost"
                 raise DatabaseUnavailableError(msg, path=self.path) from error
@@ -451,8 +466,7 @@ class Engine:
         # The -wal is the one file of SQLite's that others may open: its locks lie elsewhere. SQLite removes it when the
         # last connection closes, and makes a new one.
         if self._wal is not None and os.fstat(self._wal).st_nlink == 0:
-            os.close(self._wal)
-            self._wal = None
+            self._drop_wal_descriptor()
         if self._wal is None:
             self._wal = os.open(f"{self.path}-wal", os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
             with contextlib.suppress(OSError):  # its name, too, has to be on disk; Windows cannot open a folder
@@ -470,11 +484,16 @@ class Engine:
         corrupt the file (sqlite.org/wal.html#walresetbug).
         """
         self._dirty_pages += pages
-        if self._dirty_pages < _CHECKPOINT_PAGES or self.path is None or db.in_transaction:
+        if self._dirty_pages < self._checkpoint_at or self.path is None or db.in_transaction:
             return
         self._dirty_pages = 0
         try:
-            db.rows("pragma wal_checkpoint(passive)")
+            ((_busy, gathered, _copied),) = db.rows("pragma wal_checkpoint(passive)")
+            # What operations say of their pages is a guess, too high by up to five times. A checkpoint syncs twice, so
+            # it is put off until as many have really gathered; what other processes write counts, too.
+            if gathered > 0:
+                wanted = self._checkpoint_at * _CHECKPOINT_PAGES // gathered
+                self._checkpoint_at = min(max(wanted, _CHECKPOINT_PAGES), 8 * _CHECKPOINT_PAGES)
             self._mark_seen(db)
         except StorageError as error:
             self._dirty_pages = _CHECKPOINT_PAGES // 2
@@ -514,6 +533,8 @@ class Engine:
 
     def _prepare_reading(self) -> None:
         """Opening and looking after the file are a writer's work, and done before the read lock is taken."""
+        if _fork_waits:
+            time.sleep(_COURTESY_S)
         if self._db is None or self._replaced():
             with self._lead:
                 self._ready()
@@ -550,10 +571,15 @@ class Engine:
         if self._closed:
             msg = f"{self.path or 'the database in memory'}: the storage was closed"
             raise StorageClosedError(msg, path=self.path)
-        if self._spoiled:
+        if self._spoiled and self.path is None:
+            msg = "a database in memory cannot be carried through a fork: open one in the child"
+            raise DatabaseUnavailableError(msg)
+        if self._spoiled or (self._db is None and self.path in _spoiled_files):
+            # Not through a new connection either: what SQLite was doing with the file when this process was copied
+            # stands in its memory, and it takes the parent's locks for its own.
             msg = (
-                f"{self.path or 'a database in memory'}: this process was forked while a transaction was open, or"
-                " from a database in memory: open the storage in the child"
+                f"{self.path}: this process was forked while a transaction was open, and cannot use the file any more:"
+                " fork before the transaction, or after it"
             )
             raise DatabaseUnavailableError(msg, path=self.path)
         if self._db is None:
@@ -571,15 +597,21 @@ class Engine:
             schema.migrate(db, 0)
         else:
             self._refuse_bad_places()
+            self._refuse_deleted()
+            self._refuse_another_driver()
+            self._look_first()
             # Under the writer lock: to switch a new file to WAL ignores the busy timeout.
             try:
                 self._lock_writer()
                 db = connect(self.path, self.driver, busy_timeout_ms=self._busy_timeout_ms)
                 try:
                     found = schema.check(db, self.path, shared=self._shared)
-                    schema.use_wal(db, self.path)
+                    schema.use_wal(db, self.path, busy_timeout_ms=self._busy_timeout_ms)
                     schema.migrate(db, found)
-                    self._identity = _identity(self.path)
+                    identity = _identity(self.path)
+                    if self._identity not in {None, identity}:
+                        self._forget_file()
+                    self._identity = identity
                 except BaseException:
                     db.close()
                     raise
@@ -589,6 +621,16 @@ class Engine:
         self._looked_at = time.monotonic()
         self._find_anchor(db)
         self.wakeups.sweep()
+
+    def _look_first(self) -> None:
+        """Refuse a file that is not ours before even the folder for the locks is made beside it."""
+        if os.path.exists(str(self._sidecar)) or not os.path.exists(str(self.path)):
+            return
+        db = connect(str(self.path), self.driver, busy_timeout_ms=self._busy_timeout_ms)
+        try:
+            schema.check(db, self.path, shared=self._shared)
+        finally:
+            db.close()
 
     def _refuse_bad_places(self) -> None:
         path = Path(str(self.path))
@@ -614,22 +656,40 @@ class Engine:
 
     def _look_after_file(self) -> None:
         """Notice that the file was deleted or replaced under us."""
-        if _identity(str(self.path)) is None:
+        self._refuse_deleted()
+        log.warning("%s: the file was replaced while it was in use: the new one is opened", self.path)
+        with self._read_lock:
+            # Not closed: SQLite would remove the WAL by its name, and that is the new file's by now.
+            _keep_for_ever(self._db, self._reader)
+            self._db = self._reader = None
+            self._drop_wal_descriptor()
+        self._open()
+
+    def _refuse_another_driver(self) -> None:
+        for other in list(_engines):
+            if other.path == self.path and other.driver != self.driver and other.is_open and not drivers_share_sqlite():
+                msg = (
+                    f"{self.path}: this process has it open with driver={other.driver!r}: use that here, too;"
+                    " two copies of SQLite in one process drop each other's locks"
+                )
+                raise DatabaseUnavailableError(msg, path=self.path)
+
+    def _refuse_deleted(self) -> None:
+        if self._identity is not None and _identity(str(self.path)) is None:
             msg = (
                 f"{self.path}: the file was deleted while it was in use: put it back, or restart to begin with a"
                 " new one"
             )
             raise DatabaseUnavailableError(msg, path=self.path)
-        log.warning("%s: the file was replaced while it was in use: the new one is opened", self.path)
-        with self._read_lock:
-            self._drop_connections()
+
+    def _forget_file(self) -> None:
+        """Another file lies there than before."""
         self.queue_ids.clear()
         self.queue_names.clear()
         self.grouped.clear()
         self.quiet.clear()
         self.looked.clear()
         self._registered = False
-        self._open()
 
     def _drop_connections(self) -> None:
         for name in ("_db", "_reader"):
@@ -638,9 +698,13 @@ class Engine:
             if db is not None:
                 with contextlib.suppress(StorageError):
                     db.close()
-        if self._wal is not None:
-            os.close(self._wal)
-            self._wal = None
+        self._drop_wal_descriptor()
+
+    def _drop_wal_descriptor(self) -> None:
+        with self._sync_lock:
+            descriptor, self._wal = self._wal, None
+            if descriptor is not None:
+                os.close(descriptor)
 
     def close(self) -> None:
         """Give back what this process still holds, and let go of the file."""
@@ -648,7 +712,7 @@ class Engine:
             if self._closed:
                 return
             orderly = True
-            if self._registered and self._db is not None:
+            if self._registered:
                 try:
                     self._give_up_leases()
                 except StorageError as error:
@@ -788,17 +852,18 @@ class Engine:
 
     # -- fork --
 
+    def locks_for_fork(self) -> tuple[threading.RLock, ...]:
+        """What `before_fork` needs to hold: then no thread is inside SQLite. Called before they are taken."""
+        self._fork_spoils = self._leading()
+        return self._lead, self._read_lock, self._sync_lock
+
     def before_fork(self) -> None:
         """Close everything, when no thread is inside SQLite.
 
         A child that inherits a connection inherits its locks' bookkeeping without its locks: its commits vanish, or it
         hangs in a mutex that no thread of it will open (sqlite.org/howtocorrupt.html, section 2.6).
         """
-        inside = self._leading()
-        self._lead.acquire()
-        self._read_lock.acquire()
-        self._sync_lock.acquire()
-        inside = inside or (self._db is not None and (self._db.in_transaction or self.path is None))
+        inside = self._fork_spoils or (self._db is not None and (self._db.in_transaction or self.path is None))
         inside = inside or (self._reader is not None and self._reader.in_transaction)
         self._fork_spoils = inside
         if not inside:
@@ -816,13 +881,17 @@ class Engine:
         spoiled = self._fork_spoils
         if spoiled:
             # They must be neither used nor closed here.
-            _leaked.append((self._db, self._reader))
+            _keep_for_ever(self._db, self._reader)
+            if self.path is not None:
+                _spoiled_files.add(self.path)
         if self._liveness is not None:
             self._liveness.forget()
         if spoiled and self._writer_lock is not None and self._sidecar is not None:
-            _leaked.append(self._writer_lock)
+            _keep_for_ever(self._writer_lock)
             self._writer_lock = WriterLock(self._sidecar)
+        identity = self._identity
         self._fresh()
+        self._identity = identity
         self._spoiled = self._spoiled or spoiled
         self.wakeups.after_fork_in_child()
 
@@ -846,35 +915,59 @@ def _new_holder() -> int:
     return (1 << 23) | SystemRandom().getrandbits(23)  # 24 bits, so that every token takes eight bytes
 
 
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 _EPOCH_US = 1_767_225_600_000_000  # 2026-01-01: 51 bits of microseconds last until 2097
 
 
 def _identity(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
 
 
 def _sync_file(descriptor: int) -> None:
-    try:
-        from fcntl import F_FULLFSYNC, fcntl  # type: ignore[attr-defined,unused-ignore]
-    except ImportError:
-        getattr(os, "fdatasync", os.fsync)(descriptor)
-    else:  # macOS: fsync leaves it in the drive's cache (fsync(2) there)
-        fcntl(descriptor, F_FULLFSYNC)
+    if _FULL_SYNC is not None:  # macOS: fsync leaves it in the drive's cache (fsync(2) there)
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+    else:
+        _sync_data(descriptor)
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_leaked: list[object] = []
 _forking: list[Engine] = []
+_fork_waits: list[bool] = []  # not empty: a thread is about to fork, and others let it go first
+_spoiled_files: set[str] = set()
+
+
+def _keep_for_ever(*objects: object) -> None:
+    """Let nothing close them, the interpreter's end included."""
+    for kept in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _before_fork() -> None:
-    _forking[:] = sorted(_engines, key=id)
+    _forking[:] = list(_engines)
+    locks = [lock for engine in _forking for lock in engine.locks_for_fork()]
+    _fork_waits.append(True)
+    try:
+        while not _take_all(locks):
+            time.sleep(0.001)
+    finally:
+        _fork_waits.clear()
     for engine in _forking:
         engine.before_fork()
+
+
+def _take_all(locks: list[threading.RLock]) -> bool:
+    """Take all of them, or none. A thread that holds one may be waiting for another, in whatever order."""
+    for number, lock in enumerate(locks):
+        if not lock.acquire(timeout=0.03):
+            for taken in locks[:number]:
+                taken.release()
+            return False
+    return True
 
 
 def _after_fork_in_parent() -> None:

@@ -26,6 +26,8 @@ class JobVerbs(Session):
     def add(self, specs: Sequence[JobSpec]) -> list[Added]:
         if not specs:
             return []
+        if len(specs) == 1 and _is_bare(specs[0]):
+            return [self._add_bare(specs[0])]
         queues: dict[str, int] = {}
         jobs: dict[str, int] = {}
         payload = 0
@@ -58,6 +60,27 @@ class JobVerbs(Session):
             except UniqueError:
                 # Another process drew the same id in the same microsecond.
                 self._engine.change_lane()
+
+    def _add_bare(self, spec: JobSpec) -> Added:
+        """Add one job with nothing but a payload and a priority, due now: what most are."""
+        engine = self._engine
+        name = spec.queue
+        queue = engine.queue_ids.get(name) or self._made_queue(name)
+        now = engine.clock.now_ms()
+        values = (queue, spec.priority, now, spec.max_attempts or 0, now, now, now, spec.payload)
+
+        def op(tx: Tx) -> Added:
+            job_id = engine.next_ids(1)
+            tx.db.rows(sql.INSERT_BARE, (job_id, *values))
+            tx.wake(name, 1)
+            tx.pages += len(spec.payload) >> 12
+            return Added(job_id, True)
+
+        while True:
+            try:
+                return self._write(op, single=True)
+            except UniqueError:
+                engine.change_lane()
 
     def _insert(self, tx: Tx, spec: JobSpec, queue: int, job_id: int, now: int) -> Added:
         group = None
@@ -655,6 +678,21 @@ class _Pager:
         self._found += got
 
 
+def _is_bare(spec: JobSpec) -> bool:
+    """Whether INSERT_BARE takes it."""
+    return (
+        spec.dedupe_key is None
+        and spec.group is None
+        and spec.delay_ms is None
+        and spec.run_at_ms is None
+        and spec.ref is None
+        and spec.task is None
+        and spec.encoding is None
+        and not spec.headers
+        and not spec.front
+    )
+
+
 def _promote(tx: Tx, queue: int, now: int) -> None:
     """Let delayed jobs that have become due stand in line."""
     while tx.db.change(sql.PROMOTE, {"queue": queue, "now": now}) == _BITE:
@@ -666,15 +704,7 @@ def _insert_plain(
 ) -> list[Added]:
     """Insert jobs that need no look at what is there: one statement, run for all."""
     values: list[tuple[object, ...]]
-    if all(
-        spec.delay_ms is None
-        and spec.run_at_ms is None
-        and spec.ref is None
-        and spec.task is None
-        and spec.encoding is None
-        and not spec.headers
-        for spec in specs
-    ):
+    if all(map(_is_bare, specs)):
         statement = sql.INSERT_BARE
         values = [
             (job_id, queues[spec.queue], spec.priority, now, spec.max_attempts or 0, now, now, now, spec.payload)

@@ -43,7 +43,8 @@ _POLL_S = 0.002  # a wait shorter than this needs no thread
 _FIRST_NAP_S = 0.00005
 _LONGEST_NAP_S = 0.0005
 _TURN_S = 0.002  # how long one process may go on taking the lock while others stand in line
-_COURTESY_S = 0.0001  # what a thread that sleeps in flock needs to wake up
+# What a thread that sleeps in flock needs to wake up; in vain, the next pause is longer, as the processors are busy.
+_COURTESY_S = (0.0001, 0.0002, 0.0004, 0.0008)
 
 
 class WriterLock:
@@ -69,13 +70,15 @@ class WriterLock:
     release: Callable[[], object]
 
     def __init__(self, directory: Path) -> None:
-        self._directory = str(directory)
+        self._directory = os.path.abspath(directory)
         self._path = os.path.join(self._directory, "write.lock")
         self._line_path = os.path.join(self._directory, "write.wait")
         self._flock_works = fcntl is not None
         self._line = -1  # of write.wait: those who stand in line share a lock on it
+        self._line_identity: tuple[int, int] | None = None
         self._delegate: _Delegate | None = None  # while it stands in line, the descriptor is its own
         self._calls = 0
+        self._in_vain = 0
         self._easy_until = 0.0
         self._taken_at = 0.0
         self._use(-1)
@@ -95,7 +98,7 @@ class WriterLock:
                 # The usual way: one system call here, and one to release.
                 try:
                     _flock(self._file, _EXCLUSIVE)
-                except OSError:
+                except (OSError, ValueError):
                     pass
                 else:
                     if self._calls == calls:  # else a signal handler was here, and may have released it
@@ -115,9 +118,6 @@ class WriterLock:
         if delegate is not None:
             delegate.dismiss()
         self._shut()
-        line, self._line = self._line, -1
-        if line >= 0:
-            os.close(line)
 
     def forget(self) -> None:
         """In a child that was forked without a `close` before: close the descriptors, and leave the parent its lock."""
@@ -143,7 +143,7 @@ class WriterLock:
                 if now >= deadline:
                     return False
             elif self._calls == calls:
-                if self._is_current():
+                if self._is_current() or not self._flock_works:
                     self._taken_at = now
                     self._easy_until = now + _TURN_S
                     return True
@@ -154,7 +154,7 @@ class WriterLock:
             return self._poll(min(deadline, monotonic() + _POLL_S)) or self._stand_in_line(deadline)
         except OSError as error:
             if error.errno == errno.EBADF:  # somebody closed all descriptors of this process
-                self._use(-1)
+                self._shut()
                 return self._poll(deadline)
             if error.errno not in _NO_FLOCK:
                 raise
@@ -169,7 +169,7 @@ class WriterLock:
         if self._file < 0:
             self._open()
         nap = _FIRST_NAP_S
-        while True:
+        while self._file >= 0:  # else a signal handler was here, and left somebody in line
             try:
                 _flock(self._file, _EXCLUSIVE)
             except BlockingIOError:
@@ -180,11 +180,14 @@ class WriterLock:
                 nap = min(nap * 1.5, _LONGEST_NAP_S)
             else:
                 return True
+        return False
 
     def _stand_in_line(self, deadline: float) -> bool:
         if monotonic() >= deadline:
             return False
         delegate = self._delegate
+        if delegate is None and self._file < 0:
+            return False
         if delegate is None:
             delegate = self._delegate = _Delegate(self._file)
             self._use(-1)
@@ -202,29 +205,36 @@ class WriterLock:
             if locked and self._delegate is delegate:
                 self._delegate = None
                 self._use(delegate.file)
-            if self._line >= 0:
+            with contextlib.suppress(OSError, ValueError):
                 _flock(self._line, _UNLOCK)
         return locked
 
     def _mark_line(self) -> None:
         """Let those who have the lock see that somebody stands in line. Without it, the wait is just longer."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._open_line()
             _flock(self._line, _SHARED)
 
     def _let_others_go_first(self) -> None:
         """If somebody stands in line, stay away for as long as it takes to wake up."""
-        with contextlib.suppress(OSError):
+        try:
             self._open_line()
+            _flock(self._line, _EXCLUSIVE)
+            _flock(self._line, _UNLOCK)
+        except BlockingIOError:
+            sleep(_COURTESY_S[self._in_vain % len(_COURTESY_S)])
             try:
-                _flock(self._line, _EXCLUSIVE)
-                _flock(self._line, _UNLOCK)
-            except BlockingIOError:
-                sleep(_COURTESY_S)
+                _flock(self._file, _EXCLUSIVE)
+                self._in_vain += 1
+            except (OSError, ValueError):
+                self._in_vain = 0
+        except (OSError, ValueError):
+            pass
 
     def _open_line(self) -> None:
         if self._line < 0:
             self._line = os.open(self._line_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._line_identity = _identity(os.fstat(self._line))
 
     def _open(self) -> None:
         with contextlib.suppress(FileExistsError):
@@ -241,19 +251,19 @@ class WriterLock:
     def _is_current(self) -> bool:
         """Whether what is locked is the file that others would open."""
         try:
-            return not self._flock_works or _identity(os.fstat(self._file)) == self._identity == _identity(
-                os.stat(self._path)
-            )
+            return _identity(os.fstat(self._file)) == self._identity == _identity(os.stat(self._path))
         except OSError:
             return False
 
     def _shut(self) -> None:
-        file, identity = self._file, self._identity
+        files = (self._file, self._identity), (self._line, self._line_identity)
+        self._line = -1
         self._use(-1)
-        with contextlib.suppress(OSError):
-            if file >= 0 and _identity(os.fstat(file)) == identity:  # else the number is somebody else's by now
-                _flock(file, _UNLOCK)  # as a child may have it too
-                os.close(file)
+        for file, identity in files:
+            with contextlib.suppress(OSError):
+                if file >= 0 and _identity(os.fstat(file)) == identity:  # else the number is somebody else's by now
+                    _flock(file, _UNLOCK)  # as a child may have it too
+                    os.close(file)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -269,7 +279,7 @@ class _Delegate:
 
     def __init__(self, file: int) -> None:
         self.file = file
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # re-entrant for the sake of signal handlers
         self._wanted = True
         self._locked = False
         self._done = threading.Lock()
@@ -325,7 +335,7 @@ class Liveness:
     """
 
     def __init__(self, directory: Path, holder: int) -> None:
-        self._directory = os.path.join(directory, "live")
+        self._directory = os.path.abspath(os.path.join(directory, "live"))
         self._path = os.path.join(self._directory, str(holder))
         self._file = -1
         self._identity = (0, 0)

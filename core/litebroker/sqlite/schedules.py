@@ -65,11 +65,13 @@ class ScheduleVerbs(JobVerbs):
             "next_at_ms": next_at_ms,
             "last_at_ms": record.next_at_ms if add else record.last_at_ms,
         }
-        with self._transaction():
-            changed = self._write(lambda tx: tx.db.change(sql.ADVANCE_SCHEDULE, params), single=True)
-            if changed != 1:
+
+        def op(tx: Tx) -> Added | None:
+            if tx.db.change(sql.ADVANCE_SCHEDULE, params) != 1:
                 return None
             return self.add([record.job])[0] if add else Added(0, False)
+
+        return self._write(op)
 
 
 def _columns(record: ScheduleRecord) -> dict[str, object]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 
-from litebroker.errors import DatabaseUnavailableError, ForeignDatabaseError, SchemaError, SchemaTooNewError
+from litebroker.errors import (
+    DatabaseBusyError,
+    DatabaseUnavailableError,
+    ForeignDatabaseError,
+    SchemaError,
+    SchemaTooNewError,
+)
 from litebroker.sqlite.connection import Connection
 
 PREFIX = "litebroker_"
@@ -52,7 +59,10 @@ def version(db: Connection) -> int:
     if not db.rows("select 1 from sqlite_master where type = 'table' and name = 'litebroker_meta'"):
         return 0
     found = db.rows(_VERSION, {"key": _CORE})
-    return int(found[0][0]) if found else 0
+    number = str(found[0][0]) if found else "0"
+    if not number.isdecimal():
+        raise SchemaError(f"the file says that its schema is {number!r}: something else changed it; restore a backup")
+    return int(number)
 
 
 def check(db: Connection, path: str | None, *, shared: bool) -> int:
@@ -117,13 +127,21 @@ def is_installed(db: Connection, component: str, scripts: Sequence[str]) -> bool
     return db.rows(_VERSION, {"key": f"{_CORE}:{component}"}) == [(str(len(scripts)),)]
 
 
-def use_wal(db: Connection, path: str | None) -> None:
+def use_wal(db: Connection, path: str | None, *, busy_timeout_ms: int = 0) -> None:
     """Switch the file to write-ahead logging, which stays with it.
 
     Raises:
         DatabaseUnavailableError: It refuses, as it does on file systems without shared memory.
     """
-    (mode,) = db.rows("pragma journal_mode = wal")[0]
+    deadline = time.monotonic() + busy_timeout_ms / 1000
+    mode = None
+    while mode is None:
+        try:
+            (mode,) = db.rows("pragma journal_mode = wal")[0]
+        except DatabaseBusyError:  # SQLite itself does not wait here
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.005)
     if mode not in {"wal", "memory"}:
         msg = f"{path}: it stays in journal mode {mode!r}, and litebroker needs 'wal': put it on a local disk"
         raise DatabaseUnavailableError(msg, path=path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Literal, TypeVar
 
 from litebroker.jobs import JobRecord
@@ -45,10 +44,6 @@ class Session:
 
     def _in_transaction(self) -> bool:
         return self._engine.current is not None
-
-    def _transaction(self) -> AbstractContextManager[object]:
-        """A transaction around several operations, or a part of the one that is open."""
-        return self._engine.transaction()
 
     # -- what all verbs need --
 
@@ -101,6 +96,7 @@ class BoundSession(Session):
 
     def _write(self, op: Callable[[Tx], R], *, lasting: bool = True, single: bool = False) -> R:  # noqa: ARG002
         tx = Tx(self._connection)
+        self._connection.begin_implicitly()
         result = op(tx) if single else in_savepoint(tx, op)
         # The commit is the caller's, and cannot be seen from here: who wakes too early looks again soon.
         tx.durable = False

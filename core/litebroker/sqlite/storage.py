@@ -12,7 +12,7 @@ from litebroker.clock import Clock, SystemClock
 from litebroker.jobs import JobRecord
 from litebroker.sqlite import recovery, schema
 from litebroker.sqlite import statements as sql
-from litebroker.sqlite.connection import Connection, Params, Row, wrap
+from litebroker.sqlite.connection import Connection, Params, Row, drivers_share_sqlite, wrap
 from litebroker.sqlite.engine import Engine
 from litebroker.sqlite.listener import SQLiteListener
 from litebroker.sqlite.location import MEMORY, Options, parse
@@ -37,7 +37,7 @@ class _Verbs(ScheduleVerbs, ValueVerbs):
         return self._engine.path
 
     def listener(self, queues: Sequence[str] = (), topics: Sequence[str] = ()) -> Listener:
-        if self._engine.path is not None:
+        if self._engine.path is not None and not self._engine.is_open:
             self._engine.open()
         return SQLiteListener(self._engine, self._waiting, queues, topics)
 
@@ -77,6 +77,12 @@ class _Verbs(ScheduleVerbs, ValueVerbs):
             msg = (
                 f"the connection is to {path or 'a database in memory'}, and this storage to"
                 f" {mine or 'another database in memory'}: connect to the same file, so that one commit covers both"
+            )
+            raise ValueError(msg)
+        if wrapped.driver != self._engine.driver and not drivers_share_sqlite():
+            msg = (
+                f"the connection is {wrapped.driver}'s, and this storage has driver={self._engine.driver!r}:"
+                " use the same; two copies of SQLite in one process drop each other's locks"
             )
             raise ValueError(msg)
         return BoundStorage(self._engine, self._durability, wrapped, owned=False)
@@ -148,9 +154,6 @@ class SQLiteStorage(_Verbs):
         if self._engine.registered and self._engine.current is None:
             recovery.recover_dead(self._engine)
 
-    def _transaction(self) -> contextlib.AbstractContextManager[object]:
-        return self.transaction()
-
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[SQLiteStorage]:
         """All that this thread reads in the ``with`` block is of one moment. Keep it short: it pins the WAL."""
@@ -219,6 +222,7 @@ class BoundStorage(BoundSession, _Verbs):
     @contextlib.contextmanager
     def transaction(self) -> Iterator[BoundStorage]:
         """A part of the caller's transaction that happens whole or not at all; the commit remains the caller's."""
+        self._connection.begin_implicitly()
         self._connection.rows("savepoint litebroker_bound")
         try:
             yield self
@@ -228,9 +232,6 @@ class BoundStorage(BoundSession, _Verbs):
                 self._connection.rows("release litebroker_bound")
             raise
         self._connection.rows("release litebroker_bound")
-
-    def _transaction(self) -> contextlib.AbstractContextManager[object]:
-        return self.transaction()
 
     def close(self) -> None:
         """Leaves the connection, which is the caller's, as it is."""
@@ -277,7 +278,8 @@ def open_storage(where: object, *, clock: Clock | None = None, **options: Any) -
     if file is None:
         engine = _new_engine(MEMORY, chosen, clock or SystemClock())
     else:
-        engine = _shared_engine(file, Options(**{**_fields(chosen), "shared": True}), clock)
+        mine = {**_fields(chosen), "shared": True, "driver": connection.driver}
+        engine = _shared_engine(file, Options(**mine), clock)
     return BoundStorage(engine, chosen.durability, connection, owned=True)
 
 
@@ -304,7 +306,8 @@ def _fields(options: Options) -> dict[str, Any]:
 
 def _new_engine(path: str, options: Options, clock: Clock) -> Engine:
     return Engine(
-        None if path == MEMORY else path,
+        # Absolute, and without links: SQLite's own files lie beside what a link leads to.
+        None if path == MEMORY else os.path.realpath(path),
         driver=options.driver,
         busy_timeout_ms=round(options.busy_timeout * 1000),
         clock=clock,

@@ -1,0 +1,462 @@
+"""What a storage is after a fork, on both sides. Each scene is a process of its own, as pytest has threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litebroker.jobs import JobSpec
+from litebroker.sqlite import SQLiteStorage
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+
+LIMIT = 30
+
+BEGINNING = """
+import json, os, signal, sys, threading, time
+from litebroker.errors import *
+from litebroker.jobs import JobSpec
+from litebroker.sqlite import SQLiteStorage, open_storage
+
+path = sys.argv[1]
+
+def job(payload=b"{}", **options):
+    return JobSpec(queue="work", payload=payload, **options)
+
+def say(*words):
+    os.write(1, (json.dumps(words) + "\\n").encode())
+
+def child(work):
+    # Runs work in a forked child; True if it ended well in time.
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException as error:
+            say("child", type(error).__name__, str(error))
+        finally:
+            os._exit(code)
+    return ended(pid)
+
+def ended(pid):
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        gone, status = os.waitpid(pid, os.WNOHANG)
+        if gone:
+            return status == 0
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    say("hung")
+    return False
+
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+def scene(script: str, path: Path) -> list[Any]:
+    """What the script says, line by line."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BEGINNING + script, str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def ids(path: Path) -> set[int]:
+    storage = SQLiteStorage(path)
+    found = {int(id) for (id,) in storage.execute("select id from litebroker_job")}
+    storage.close()
+    return found
+
+
+@pytest.mark.parametrize("durability", ["relaxed", "full"])
+def test_a_storage_goes_on_in_the_parent_and_in_the_child(path: Path, durability: str) -> None:
+    said = scene(
+        f"""
+storage = SQLiteStorage(path, durability={durability!r})
+say(storage.add([job()])[0].id)
+ok = child(lambda: [say(storage.add([job()])[0].id) for _ in range(3)])
+say(storage.add([job()])[0].id)
+say(ok)
+""",
+        path,
+    )
+
+    assert said.pop() == [True]
+    assert {id for (id,) in said} == ids(path)
+    assert len(said) == 5
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)", "storage.close(); sys.exit(0)"])
+def test_forks_among_writing_threads_neither_hang_nor_lose_a_commit(path: Path, end: str) -> None:
+    said = scene(
+        f"""
+storage = SQLiteStorage(path, durability="full")
+storage.add([job()])
+stop = False
+
+def write():
+    while not stop:
+        say(*[added.id for added in storage.add([job(), job()])])
+
+def read():
+    while not stop:
+        storage.counts("work")
+
+threads = [threading.Thread(target=write, daemon=True) for _ in range(3)] + [threading.Thread(target=read, daemon=True)]
+for thread in threads:
+    thread.start()
+pids = []
+for _ in range(40):
+    pid = os.fork()
+    if pid == 0:
+        say(storage.add([job()])[0].id)
+        (one,) = storage.claim(["work"], limit=1, lease_ms=60_000)
+        assert storage.release([one.lease]) == [True]
+        {end}
+    pids.append(pid)
+    time.sleep(0.005)
+fine = [ended(pid) for pid in pids]
+stop = True
+for thread in threads:
+    thread.join()
+say("fine", all(fine))
+""",
+        path,
+    )
+
+    assert said[-1] == ["fine", True]
+    acknowledged = [id for line in said[:-1] for id in line]
+    assert len(acknowledged) == len(set(acknowledged)) > 100
+    assert set(acknowledged) <= ids(path)
+
+
+def test_a_thread_that_forks_is_no_different(path: Path) -> None:
+    said = scene(
+        """
+storage = SQLiteStorage(path)
+say(storage.add([job()])[0].id)
+thread = threading.Thread(target=lambda: say(child(lambda: say(storage.add([job()])[0].id))))
+thread.start()
+thread.join()
+""",
+        path,
+    )
+
+    assert said.pop() == [True]
+    assert {id for (id,) in said} == ids(path)
+    assert len(said) == 2
+
+
+def test_a_child_is_another_holder(path: Path) -> None:
+    said = scene(
+        """
+storage = SQLiteStorage(path)
+storage.add([job() for _ in range(4)])
+
+def claim():
+    (one,) = storage.claim(["work"], limit=1, lease_ms=60_000)
+    say(one.token >> 38)
+
+claim()
+child(claim)
+claim()
+""",
+        path,
+    )
+
+    (first,), (in_child,), (again,) = said
+    assert first == again != in_child
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)", "storage.close(); os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_the_parents_leases_stay_when_a_child_ends(path: Path, end: str) -> None:
+    said = scene(
+        f"""
+storage = SQLiteStorage(path)
+storage.add([job() for _ in range(2)])
+(mine,) = storage.claim(["work"], limit=1, lease_ms=300_000)
+pid = os.fork()
+if pid == 0:
+    storage.claim(["work"], limit=1, lease_ms=300_000)
+    {end}
+ended(pid)
+other = SQLiteStorage(path)
+taken = []
+deadline = time.monotonic() + 10
+while not taken and time.monotonic() < deadline:  # the child's, which is dead
+    taken = other.claim(["work"], limit=2, lease_ms=60_000)
+    time.sleep(0.01)
+say(len(taken), taken[0].id != mine.id, storage.complete([mine.lease]))
+""",
+        path,
+    )
+
+    assert said == [[1, True, [True]]]
+
+
+def test_a_child_that_lives_on_does_not_keep_its_dead_parent_alive(path: Path) -> None:
+    script = """
+storage = SQLiteStorage(path)
+storage.add([job()])
+storage.claim(["work"], limit=1, lease_ms=300_000)
+pid = os.fork()
+if pid == 0:
+    storage.add([job(delay_ms=300_000)])
+    say("child", os.getpid())
+    sys.stdin.read()
+    os._exit(0)
+time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", BEGINNING + script, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout
+        _word, child = json.loads(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+        storage = SQLiteStorage(path)
+        deadline = time.monotonic() + 10
+        taken = []
+        while not taken and time.monotonic() < deadline:
+            taken = storage.claim(["work"], limit=1, lease_ms=1000)
+            time.sleep(0.01)
+        os.kill(child, 0)  # it is there still
+
+        assert len(taken) == 1
+        storage.close()
+        assert parent.stdin
+        parent.stdin.close()
+
+
+def test_a_fork_inside_a_transaction_is_an_error_in_the_child_and_nothing_to_the_parent(path: Path) -> None:
+    said = scene(
+        """
+storage = SQLiteStorage(path)
+storage.add([job()])
+with storage.transaction():
+    storage.add([job()])
+    pid = os.fork()
+    if pid == 0:
+        try:
+            storage.add([job()])
+            say("added")
+        except DatabaseUnavailableError as error:
+            say("refused", str(error))
+        try:
+            SQLiteStorage(path).counts("work")
+            say("read")
+        except DatabaseUnavailableError as error:
+            say("refused", str(error))
+        sys.exit(0)
+    fine = ended(pid)
+    storage.add([job()])
+say("fine", fine, storage.counts("work").ready)
+""",
+        path,
+    )
+
+    # Nor through a new connection: it would commit to what the parent may throw away.
+    assert [words[0] for words in said[:2]] == ["refused", "refused"]
+    assert "fork before the transaction, or after it" in said[0][1]
+    assert said[2:] == [["fine", True, 3]]
+    assert len(ids(path)) == 3
+
+
+def test_a_fork_while_another_thread_is_in_a_transaction_waits_for_its_end(path: Path) -> None:
+    said = scene(
+        """
+storage = SQLiteStorage(path)
+storage.add([job()])
+inside = threading.Event()
+
+def transact():
+    with storage.transaction():
+        storage.add([job()])
+        inside.set()
+        time.sleep(0.2)
+        storage.add([job()])
+
+thread = threading.Thread(target=transact)
+thread.start()
+inside.wait()
+say(child(lambda: say(storage.counts("work").ready)))
+thread.join()
+""",
+        path,
+    )
+
+    assert said == [[3], [True]]
+
+
+def test_a_fork_does_not_deadlock_with_threads_that_use_two_storages(path: Path) -> None:
+    said = scene(
+        """
+one, two = SQLiteStorage(path, durability="relaxed"), SQLiteStorage(path + "2", durability="relaxed")
+for storage in (one, two):
+    storage.add([job()])
+stop = False
+
+def work(outer, inner):
+    while not stop:
+        with outer.transaction():
+            outer.add([job()])
+            inner.counts("work")
+        with inner.snapshot():
+            inner.counts("work")
+            outer.add([job()])
+            inner.add([job()])
+
+threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in ((one, two), (one, one), (two, two))]
+for thread in threads:
+    thread.start()
+fine = [child(lambda: [storage.add([job()]) for storage in (one, two)]) for _ in range(6)]
+stop = True
+for thread in threads:
+    thread.join(10)
+say(all(fine), [thread.is_alive() for thread in threads])
+""",
+        path,
+    )
+
+    assert said == [[True, [False, False, False]]]
+
+
+def test_a_database_in_memory_cannot_be_carried_through_a_fork(path: Path) -> None:
+    said = scene(
+        """
+storage = SQLiteStorage(":memory:")
+storage.add([job()])
+
+def use():
+    try:
+        storage.add([job()])
+    except DatabaseUnavailableError as error:
+        say(str(error))
+
+say(child(use), storage.counts("work").ready)
+""",
+        path,
+    )
+
+    assert "through a fork" in said[0][0]
+    assert said[1] == [True, 1]
+
+
+def test_leases_are_given_back_at_close_though_there_was_a_fork(path: Path) -> None:
+    said = scene(
+        """
+storage = SQLiteStorage(path)
+storage.add([job()])
+storage.claim(["work"], limit=1, lease_ms=300_000)
+fine = child(lambda: None)
+storage.close()
+say(fine, len(SQLiteStorage(path).claim(["work"], limit=1, lease_ms=1000)))
+""",
+        path,
+    )
+
+    assert said == [[True, 1]]
+
+
+def test_each_side_has_listeners_of_its_own(path: Path) -> None:
+    said = scene(
+        """
+storage = SQLiteStorage(path)
+storage.add([job(delay_ms=300_000)])
+listener = storage.listener(["work"], ["topic"])
+
+def listen():
+    own = storage.listener(["work"], ["topic"])
+    listener.close()  # the parent's
+    say("child listens")
+    say("child", own.wait(10))
+    own.close()
+
+pid = os.fork()
+if pid == 0:
+    listen()
+    sys.exit(0)
+time.sleep(0.3)
+storage.notify("topic")
+fine = ended(pid)
+say("parent", listener.wait(10), fine)
+while listener.wait(0):
+    pass
+other = SQLiteStorage(path)
+threading.Timer(0.1, lambda: other.notify("topic")).start()
+say("again", listener.wait(10))
+""",
+        path,
+    )
+
+    assert said == [["child listens"], ["child", True], ["parent", True, True], ["again", True]]
+
+
+def test_a_file_deleted_around_a_fork_is_not_made_anew(path: Path) -> None:
+    said = scene(
+        """
+storage = SQLiteStorage(path)
+storage.add([job()])
+
+def use():
+    os.rename(path, path + ".away")
+    try:
+        storage.add([job()])
+    except DatabaseUnavailableError as error:
+        say(str(error))
+    say(os.path.exists(path))
+
+say(child(use))
+try:
+    storage.add([job()])
+except DatabaseUnavailableError as error:
+    say(str(error))
+os.rename(path + ".away", path)
+say(storage.add([job()])[0].created)
+""",
+        path,
+    )
+
+    assert "deleted while it was in use" in said[0][0]
+    assert said[1:3] == [[False], [True]]
+    assert "deleted while it was in use" in said[3][0]
+    assert said[4] == [True]
+    assert len(ids(path)) == 2
+
+
+def test_a_child_made_by_subprocess_inherits_no_descriptor(path: Path) -> None:
+    storage = SQLiteStorage(path, durability="full")
+    storage.add([JobSpec(queue="work", payload=b"{}")])
+    storage.claim(["work"], limit=1, lease_ms=1000)
+    listener = storage.listener(["work"])
+    look = "import os; print([os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", look], check=True, capture_output=True, text=True, close_fds=False, timeout=LIMIT
+    )
+
+    listener.close()
+    storage.close()
+    assert "jobs.db" not in done.stdout
