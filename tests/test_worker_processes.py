@@ -67,6 +67,29 @@ run(queue.process(handler, concurrency=2))
 """
 )
 
+# Never idle: it has work for longer than the test lasts.
+BUSY = (
+    BEGINNING
+    + """
+def handler(data):
+    time.sleep(0.01)
+    tell("ran", data)
+
+run(queue.process(handler))
+"""
+)
+
+STUBBORN = (
+    BEGINNING
+    + """
+def handler(data):
+    tell("began", data)
+    threading.Event().wait()
+
+run(queue.process(handler))
+"""
+)
+
 UNCLOSED = (
     BEGINNING
     + """
@@ -198,6 +221,33 @@ def test_the_jobs_of_a_killed_worker_run_again_within_seconds(workers: Workers, 
     workers.open("a")
     workers.open("b")
     assert comes_true(lambda: queue.stats() == Counts())
+
+
+def test_a_busy_worker_takes_over_the_jobs_of_a_killed_one(workers: Workers, queue: Queue[Any]) -> None:
+    process = workers.start(GATED)
+    queue.add_many(["a", "b"])
+    assert comes_true(lambda: len(workers.told()) == 3)
+    queue.add_many(list(range(2000)))
+    workers.start(BUSY)
+    assert comes_true(lambda: "ran 10" in workers.told())
+
+    process.kill()
+
+    assert comes_true(lambda: {"ran a", "ran b"} <= set(workers.told()))
+    assert queue.size() > 0
+
+
+def test_a_program_ends_though_a_handler_does_not(workers: Workers, queue: Queue[Any]) -> None:
+    process = workers.start(STUBBORN)
+    queue.add("a")
+    assert comes_true(lambda: sorted(workers.told()) == ["began a", "up"])
+
+    process.send_signal(signal.SIGTERM)
+    assert not comes_true(lambda: process.poll() is not None, limit=0.3)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(LIMIT) == 3
+    assert queue.stats().active == 1
 
 
 def test_a_job_that_keeps_killing_its_worker_is_a_dead_letter(workers: Workers, queue: Queue[Any]) -> None:

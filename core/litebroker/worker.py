@@ -55,6 +55,8 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _QUIET_S = 60.0
 # How long `run` lets handlers see that they are cancelled.
 _LAST_WORDS_S = 5.0
+# How long a signal may go unnoticed that its thread slept through.
+_SIGNAL_S = 0.5
 
 _logger = logging.getLogger("litebroker")
 
@@ -326,7 +328,10 @@ class Worker:
                 if not self._ends_in(seconds):
                     self._cancel()
                     self._ends_in(_LAST_WORDS_S)
-        return self.close(0)
+        ended = self.close(0)
+        if not ended:
+            atexit.unregister(self._at_exit)  # it would wait for what has been given up
+        return ended
 
     def __enter__(self) -> Worker:  # noqa: PYI034 (Self came with Python 3.11)
         self._check_process()
@@ -822,13 +827,20 @@ class Worker:
 
     def _ends_in(self, seconds: float | None) -> bool:
         """Wait for the end, for a signal, or so many seconds. Whether it was the end."""
-        try:
-            event = self._events.get(timeout=seconds)
-        except Empty:
-            return False
-        if event is None:
-            self._events.put(None)  # It stays ended, whoever asks next.
-        return event is None
+        ends_at = None if seconds is None else monotonic() + seconds
+        while True:
+            # In slices, since a signal that comes just before the thread blocks, or to another one, only sets a flag:
+            # its handler runs when this thread comes back to Python.
+            left = _SIGNAL_S if ends_at is None else min(_SIGNAL_S, ends_at - monotonic())
+            try:
+                event = self._events.get(timeout=max(left, 0))
+            except Empty:
+                if left <= 0:
+                    return False
+                continue
+            if event is None:
+                self._events.put(None)  # It stays ended, whoever asks next.
+            return event is None
 
 
 _ASYNC = "the handler is async, and these are threads: use litebroker.aio, or asyncio.run() in the handler"
