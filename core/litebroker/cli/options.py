@@ -1,0 +1,110 @@
+"""What commands share: where the database is, and how times are written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from litebroker.errors import LitebrokerError
+from litebroker.sqlite import SQLiteStorage, open_storage
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+VARIABLE = "LITEBROKER_URL"
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@dataclass
+class Place:
+    """What the command line has said so far.
+
+    Attributes:
+        args: All of its arguments.
+        database: The one of ``--db``; the option of a command goes before the group's.
+    """
+
+    args: tuple[str, ...] = ()
+    database: str | None = None
+
+
+def _remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.ensure_object(Place).database = value
+
+
+def database_option(command: _F) -> _F:
+    """Add ``--db``."""
+    return click.option(
+        "--db",
+        metavar="PATH_OR_URL",
+        expose_value=False,
+        callback=_remember,
+        help=f"The database; without it, the environment variable {VARIABLE}.",
+    )(command)
+
+
+def database(ctx: click.Context) -> str:
+    """Where the database is. Raises ``click.UsageError`` when nobody said."""
+    found = ctx.ensure_object(Place).database
+    found = os.environ.get(VARIABLE) if found is None else found
+    if not found:
+        raise click.UsageError(f"which database? Give --db PATH_OR_URL, or set {VARIABLE}.", ctx)
+    return found
+
+
+@contextmanager
+def usage_errors(ctx: click.Context) -> Iterator[None]:
+    """Wrong arguments, as the library tells of them, are the user's: exit status 2."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if isinstance(error, LitebrokerError):
+            raise
+        raise click.UsageError(str(error), ctx) from error
+
+
+@contextmanager
+def opened(ctx: click.Context, *, must_exist: bool = False, **options: Any) -> Iterator[SQLiteStorage]:
+    """The database of the command line.
+
+    Args:
+        must_exist: Refuse a file that is not there: nobody looks into a new one on purpose.
+    """
+    where = database(ctx)
+    with usage_errors(ctx):
+        storage = open_storage(where, **{name: value for name, value in options.items() if value is not None})
+    try:
+        path = storage.path
+        if path is None:
+            raise click.UsageError(f"{where!r} would be gone when this command ends: give the path of a file", ctx)
+        if must_exist and not os.path.exists(path):  # noqa: PTH110 (as the storage has it)
+            raise click.ClickException(f"{path}: there is no such file")
+        yield storage
+    finally:
+        storage.close()
+
+
+def duration(text: str) -> float:
+    """The type of an option: seconds, or a number with a unit, such as 90, 1.5s, 200ms, 5m, 2h, 7d."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)(ms|[smhd]?)", text)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no length of time: give seconds, or a number with ms, s, m, h or d")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def instant(text: str) -> datetime:
+    """The type of an option: an ISO 8601 date and time with its time zone, such as 2030-01-31T06:00:00Z."""
+    try:
+        found = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))  # Python 3.10 has no Z.
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no date and time: write it like 2030-01-31T06:00:00Z") from None
+    if found.utcoffset() is None:
+        raise click.BadParameter(f"{text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
+    return found

@@ -1,0 +1,224 @@
+"""``litebroker worker``: one process, or one that looks after several."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import click
+
+from litebroker.cli import supervisor
+from litebroker.cli.options import Place, database, database_option, duration, opened, usage_errors
+from litebroker.cli.shift import Shift
+from litebroker.queue import Queue
+from litebroker.sqlite import SQLiteStorage, open_storage
+from litebroker.worker import Worker
+
+# Python lets a thread that computes keep the others waiting for 5 ms at each step of theirs; a worker whose handlers
+# compute would claim and complete a few hundred jobs a second, where it does thousands so.
+_SWITCH_INTERVAL_S = 0.0005
+_LEASE_S = 30.0
+_LEVELS = ("debug", "info", "warning", "error")
+
+_logger = logging.getLogger("litebroker.worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Terms:
+    """What the command line asks of each process."""
+
+    target: str
+    names: tuple[str, ...]
+    concurrency: int
+    batch: int | None
+    lease: float | None
+    durability: str | None
+    stop_timeout: float | None
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:HANDLER")
+@click.option(
+    "--queue",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Work on this queue. May be given several times. Without it: on the one Queue that the module declares.",
+)
+@click.option(
+    "--concurrency", metavar="N", type=click.IntRange(1, 10_000), default=1, help="Threads for each queue; 1."
+)
+@click.option(
+    "--processes", metavar="N", type=click.IntRange(1, 1000), default=1, help="Processes, each with its threads; 1."
+)
+@click.option(
+    "--batch",
+    metavar="N",
+    type=click.IntRange(1, 10_000),
+    help="Call the handler with a list of up to so many payloads.",
+)
+@click.option("--lease", type=duration, help="How long a claim holds a job, unless it is renewed; 30s.")
+@click.option(
+    "--durability", type=click.Choice(["relaxed", "durable", "full"]), help="What a power cut may take; durable."
+)
+@click.option(
+    "--stop-timeout", type=duration, help="How long a stop waits for running jobs; without it, until they end."
+)
+@click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), default="info", help="info.")
+@database_option
+@click.pass_context
+def worker(
+    ctx: click.Context,
+    target: str,
+    *,
+    names: tuple[str, ...],
+    concurrency: int,
+    processes: int,
+    batch: int | None,
+    lease: float | None,
+    durability: str | None,
+    stop_timeout: float | None,
+    log_level: str,
+) -> int:
+    """Run the jobs of a queue: call HANDLER, a function in MODULE, with the payload of each.
+
+    \b
+    litebroker worker tasks:send_email --queue emails --concurrency 4
+
+    HANDLER takes the payload, or the payload and a context. MODULE is found from the current folder. A queue that it
+    declares as a Queue is worked on with that object's settings, on that object's file.
+
+    SIGTERM and SIGINT (Ctrl-C) stop it: it claims no more, and waits for the jobs that run. A second signal cancels
+    them. It ends with 0 when all of them ended, and with 3 when some had to be left, to be run again.
+    """  # noqa: D301 (\b is click's own: it keeps the lines apart)
+    logging.raiseExceptions = False  # Nobody reads the log any more: that is no reason to write more of it.
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)-7s [%(process)d] %(message)s", stream=sys.stderr
+    )
+    terms = _Terms(
+        target=target,
+        names=tuple(dict.fromkeys(names)),
+        concurrency=concurrency,
+        batch=batch,
+        lease=lease,
+        durability=durability,
+        stop_timeout=stop_timeout,
+    )
+    control = supervisor.control()
+    if processes > 1 and control is None:
+        command = [sys.executable, "-m", "litebroker.cli", *ctx.ensure_object(Place).args]
+        return supervisor.Supervisor(command, processes, stop_timeout=stop_timeout).run()
+    shift = Shift(stop_timeout=stop_timeout, control=control)
+    module, handler = _load(ctx, target)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    with ExitStack() as stack:
+        queues = _queues(ctx, stack, terms, module)
+        with usage_errors(ctx):
+            return shift.run(lambda: [_start(queue, handler, terms) for queue in queues])
+
+
+def _start(queue: Queue[Any], handler: Callable[..., object], terms: _Terms) -> Worker:
+    if terms.batch is None:
+        worker = queue.process(handler, concurrency=terms.concurrency)
+    else:
+        worker = queue.process_many(handler, batch=terms.batch, concurrency=terms.concurrency)
+    _logger.info("works on queue %r of %s: %s", queue.name, queue.storage.location, _described(terms))
+    return worker
+
+
+def _described(terms: _Terms) -> str:
+    batches = "" if terms.batch is None else f", in batches of up to {terms.batch}"
+    return f"{terms.target}, {terms.concurrency} thread{'s' * (terms.concurrency > 1)}{batches}"
+
+
+def _load(ctx: click.Context, target: str) -> tuple[ModuleType, Callable[..., object]]:
+    """The module and the handler in it. Raises ``click.ClickException`` where there is none."""
+    module_name, colon, path = target.partition(":")
+    if not colon or not module_name or not path:
+        raise click.UsageError(f"{target!r}: write MODULE:HANDLER, such as tasks:send_email", ctx)
+    if "/" in module_name or module_name.endswith(".py"):
+        name = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise click.UsageError(f"{target!r}: a module is written with dots and without .py: {name}:{path}", ctx)
+    if os.getcwd() not in sys.path:  # noqa: PTH109 (sys.path holds strings)
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            message = f"there is no module {error.name!r} in {os.getcwd()}, nor among those installed"  # noqa: PTH109
+            raise click.UsageError(message, ctx) from None
+        raise _failed(module_name, error) from error
+    except Exception as error:  # Whatever the user's module raises.
+        raise _failed(module_name, error) from error
+    found: Any = module
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise click.UsageError(f"module {module_name!r} has no {path!r}", ctx) from None
+    if not callable(found):
+        raise click.UsageError(f"{target} is {type(found).__name__}, and cannot be called", ctx)
+    return module, found
+
+
+def _failed(module_name: str, error: Exception) -> click.ClickException:
+    """What the user's module raised, and where; its traceback for those who log at the level debug."""
+    _logger.debug("importing %s failed", module_name, exc_info=error)
+    frames = traceback.extract_tb(error.__traceback__)
+    # The user's own line, not the one of a library that it called.
+    own = [it for it in frames if it.filename.startswith(os.getcwd()) and "site-packages" not in it.filename]  # noqa: PTH109
+    frame = (own or frames)[-1]
+    # A syntax error's own text says where it is.
+    where = "" if isinstance(error, SyntaxError) else f" ({frame.filename}, line {frame.lineno})"
+    return click.ClickException(f"importing {module_name} failed: {type(error).__name__}: {error}{where}")
+
+
+def _queues(ctx: click.Context, stack: ExitStack, terms: _Terms, module: ModuleType) -> list[Queue[Any]]:
+    """The queues to work on: those that the module declares under these names, and new ones under the others."""
+    declared: dict[str, Queue[Any]] = {}
+    for found in vars(module).values():
+        if isinstance(found, Queue) and declared.setdefault(found.name, found) is not found:
+            raise click.UsageError(f"module {module.__name__!r} declares queue {found.name!r} twice", ctx)
+    if not terms.names and len(declared) != 1:
+        there = ", ".join(map(repr, declared)) or "none"
+        message = f"which queue? Give --queue NAME; module {module.__name__!r} declares: {there}"
+        raise click.UsageError(message, ctx)
+    names = terms.names or tuple(declared)
+    storage: SQLiteStorage | None = None
+    if any(name not in declared for name in names):
+        storage = stack.enter_context(opened(ctx, durability=terms.durability))
+        storage.open()
+    queues = []
+    for name in names:
+        if name in declared:
+            _check_declared(ctx, declared[name], terms)
+            queues.append(declared[name])
+        else:
+            with usage_errors(ctx):
+                queues.append(Queue(name, storage, lease=_LEASE_S if terms.lease is None else terms.lease))
+        stack.callback(queues[-1].close)
+    return queues
+
+
+def _check_declared(ctx: click.Context, queue: Queue[Any], terms: _Terms) -> None:
+    """What a Queue object settles is not settled twice. The environment's database is for those without one."""
+    for option, value in (("--lease", terms.lease), ("--durability", terms.durability)):
+        if value is not None:
+            message = f"queue {queue.name!r} is declared in the module with settings of its own: leave out {option}"
+            raise click.UsageError(message, ctx)
+    if ctx.ensure_object(Place).database is not None:
+        with usage_errors(ctx):
+            storage = open_storage(database(ctx))
+        same = storage.location == queue.storage.location
+        storage.close()
+        if not same:
+            message = f"queue {queue.name!r} is declared in the module on {queue.storage.location}: leave out --db"
+            raise click.UsageError(message, ctx)
