@@ -864,3 +864,26 @@ def test_the_demonstration_tells_of_a_job_that_is_lost(tmp_path: Path) -> None:
 
     assert result.returncode == 1, result.stderr
     assert "jobs lost             1\n" in result.stdout
+
+
+# RQ's own commands
+
+
+def test_rq_s_commands_run_on_the_file(command: Command) -> None:
+    pytest.importorskip("rq")
+
+    answer = command("rq", "info", "--only-queues", "--db", "other.db")
+
+    assert answer.returncode == 0
+    assert "0 queues, 0 jobs total" in answer.stdout
+    assert (command.folder / "other.db").exists()
+    assert not command.database.exists()
+
+
+def test_what_rq_refuses_is_told_as_rq_does(command: Command) -> None:
+    pytest.importorskip("rq")
+
+    answer = command("rq", "no-such-command")
+
+    assert answer.returncode == 2
+    assert "No such command 'no-such-command'" in answer.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import inspect
 import random
 import signal
 import sqlite3
@@ -15,16 +16,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
 from litebroker.errors import DatabaseBusyError, GroupConflictError, StorageError
 from litebroker.jobs import JobError, JobSpec, Lease, State
-from litebroker.sqlite import SQLiteStorage, engine
+from litebroker.sqlite import SQLiteStorage, engine, open_storage
 from litebroker.sqlite.connection import connect
 from litebroker.sqlite.engine import Engine, Tx, _Request
 
@@ -49,7 +51,10 @@ def wait_until(condition: Callable[[], object], what: str = "it did not happen")
 
 
 def stored(path: Path, driver: str = "sqlite3") -> dict[int, bytes]:
-    """What another connection sees; of the same driver, as two copies of SQLite in one process drop each other's locks."""
+    """What another connection sees.
+
+    It is of the same driver, as two copies of SQLite in one process drop each other's locks.
+    """
     db = connect(str(path), driver, busy_timeout_ms=1000)
     try:
         return {id: payload for id, payload in db.rows("select id, payload from litebroker_job")}  # noqa: C416
@@ -101,7 +106,7 @@ def left_behind(of: SQLiteStorage) -> list[str]:
     thread.start()
     thread.join()
     names = ("the lead", "the read lock", "the sync lock", "the id lock")
-    return found + [name for name, is_free in zip(names, free) if not is_free]
+    return found + [name for name, is_free in zip(names, free, strict=True) if not is_free]
 
 
 @pytest.fixture
@@ -137,7 +142,9 @@ def test_an_operation_that_fails_does_not_take_its_companions_with_it(storage: S
 
     def add(number: int) -> None:
         try:
-            done[number] = storage.add([job(b"%d" % number, group="g", group_concurrency=2 if number == 3 else 1)])[0].id
+            done[number] = storage.add([job(b"%d" % number, group="g", group_concurrency=2 if number == 3 else 1)])[
+                0
+            ].id
         except GroupConflictError as error:
             done[number] = error
 
@@ -255,20 +262,23 @@ def test_the_threads_that_wait_do_not_wait_one_after_the_other_when_the_file_is_
 # -- what strikes in the middle --
 
 
-class Strike:
-    """Raises in this thread at the n-th point in our code at which CPython would raise what is pending.
+def strike() -> None:
+    raise StruckError
 
-    Those are the begin of a Python function, and the moment after a call of a function in C; before Python 3.11 after
-    that of any function.
+
+class Interruption:
+    """Does something in this thread, once, at the n-th point in our code at which CPython would run a signal handler.
+
+    At those it would raise what another thread has set, too: at the begin of a Python function, and the moment after a
+    call of a function in C; before Python 3.11 after that of any function.
     """
 
-    _AFTER = frozenset({"c_return"} if sys.version_info >= (3, 11) else {"c_return", "return"})
-
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, do: Callable[[], object] = strike) -> None:
         self.left = at
-        self.struck: str | None = None
+        self.came: str | None = None
+        self._do = do
 
-    def __enter__(self) -> Strike:
+    def __enter__(self) -> Interruption:  # noqa: PYI034 - typing.Self is of Python 3.11
         sys.setprofile(self._profile)
         return self
 
@@ -277,13 +287,24 @@ class Strike:
 
     def _profile(self, frame: FrameType, event: str, _arg: object) -> None:
         code = frame.f_code
-        ours = "/litebroker/" in code.co_filename or code.co_filename.endswith("contextlib.py")
-        # A generator's begin may be its end, at which Python swallows what is raised.
-        if self.struck is None and ours and code.co_name != "<genexpr>" and (event == "call" or event in self._AFTER):
+        if self.came is None and event in _events(code):
             self.left -= 1
             if self.left < 0:
-                self.struck = f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name} {event}"
-                raise StruckError
+                self.came = f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name} {event}"
+                self._do()
+
+
+@cache
+def _events(code: CodeType) -> frozenset[str]:
+    # A generator's begin may be its end, at which Python swallows what is raised.
+    if not ("/litebroker/" in code.co_filename or code.co_filename.endswith("contextlib.py")):
+        return frozenset()
+    if code.co_name == "<genexpr>":
+        return frozenset()
+    if sys.version_info >= (3, 11):
+        return frozenset({"call", "c_return"})
+    # There a profiler that raises leaves a generator without running its `finally`; what is pending does not.
+    return frozenset({"c_return"} if code.co_flags & inspect.CO_GENERATOR else {"call", "c_return", "return"})
 
 
 def adds_one(storage: SQLiteStorage) -> list[int]:
@@ -326,14 +347,13 @@ def reads(storage: SQLiteStorage) -> list[int]:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("durability", ["relaxed", "full"])
 @pytest.mark.parametrize(
     "work", [adds_one, adds_two, adds_in_a_transaction, claims_and_completes, claims_and_fails, reads]
 )
 def test_an_exception_may_strike_at_any_point(
-    path: Path, work: Callable[[SQLiteStorage], list[int]], durability: str, driver: str
+    path: Path, work: Callable[[SQLiteStorage], list[int]], driver: str
 ) -> None:
-    storage = SQLiteStorage(path, durability=durability, busy_timeout=LIMIT, driver=driver)
+    storage = SQLiteStorage(path, durability="full", busy_timeout=LIMIT, driver=driver)
     feed(storage)
     work(storage)
     work(storage)
@@ -341,19 +361,19 @@ def test_an_exception_may_strike_at_any_point(
     wrong: list[object] = []
 
     for at in range(5000):
-        strike = Strike(at)
+        interruption = Interruption(at)
         try:
-            with strike:
+            with interruption:
                 ids = work(storage)
             acknowledged += ids
-            if strike.struck is not None:
-                wrong.append(("swallowed", strike.struck))
+            if interruption.came is not None:
+                wrong.append(("swallowed", interruption.came))
         except StruckError:
             pass
-        if strike.struck is None:
+        if interruption.came is None:
             break
         if left := left_behind(storage):
-            wrong.append((strike.struck, left))
+            wrong.append((interruption.came, left))
             break
 
     assert wrong == []
@@ -377,11 +397,11 @@ def test_the_others_are_served_once_when_the_leader_is_struck_at_any_point(stora
         return lambda tx: tx.db.change("update litebroker_value set number = number + 1 where key = :key", {"key": key})
 
     for at in range(5000):
-        strike = Strike(at)
+        interruption = Interruption(at)
         # The others stand in line already when the leader comes, and so it takes them along.
         waiting = [_Request(count(key), durable=False, single=True) for key in others]
         mine._waiting.extend(waiting)
-        with contextlib.suppress(StruckError), strike:
+        with contextlib.suppress(StruckError), interruption:
             storage.add([job(ref="r"), job()])
         left = left_behind(storage)
         for request in waiting:  # as their threads do
@@ -391,9 +411,9 @@ def test_the_others_are_served_once_when_the_leader_is_struck_at_any_point(stora
         counted = {key: value.number for key, value in storage.peek("s", others).items()}
         errors = [request.error for request in waiting if request.error]
         if left or errors or counted != dict.fromkeys(others, at + 1):
-            wrong.append((strike.struck, left, errors, counted, at + 1))
+            wrong.append((interruption.came, left, errors, counted, at + 1))
             break
-        if strike.struck is None:
+        if interruption.came is None:
             break
 
     assert wrong == []
@@ -418,14 +438,14 @@ def test_threads_struck_at_random_moments_neither_hang_nor_lose_an_add(storage: 
                 caught[number] += 1
 
     threads = [in_thread(lambda number=number: work(number)) for number in range(4)]  # type: ignore[misc]
-    for strike in range(300):
-        number = strike % 4
+    for turn in range(300):
+        number = turn % 4
         before, acks = caught[number], len(acknowledged[number])
-        wait_until(lambda: len(acknowledged[number]) > acks, f"stuck after {strike}")  # noqa: B023
+        wait_until(lambda: len(acknowledged[number]) > acks, f"stuck after {turn}")  # noqa: B023
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(threads[number].ident or 0), ctypes.py_object(StruckError)
         )
-        wait_until(lambda: caught[number] > before, f"swallowed: {strike}")  # noqa: B023
+        wait_until(lambda: caught[number] > before, f"swallowed: {turn}")  # noqa: B023
     stop.set()
     assert joined(*threads)
 
@@ -457,13 +477,13 @@ def test_a_signal_handler_that_raises_leaves_nothing_behind(path: Path, durabili
     wrong: list[object] = []
     struck = 0
 
-    def strike() -> None:
+    def handler() -> None:
         nonlocal armed
         if armed:
             armed = False
             raise StruckError
 
-    with alarm(strike):
+    with alarm(handler):
         for number in range(2500):
             work = works[number % len(works)]
             try:
@@ -490,6 +510,47 @@ def test_a_signal_handler_that_raises_leaves_nothing_behind(path: Path, durabili
     storage.close()
 
 
+def opens_anew(storage: SQLiteStorage) -> list[int]:
+    handle = open_storage(str(storage.path), durability="full", busy_timeout=LIMIT)
+    try:
+        return adds_one(handle)
+    finally:
+        handle.close()
+
+
+@pytest.mark.parametrize(
+    "work", [adds_one, adds_two, adds_in_a_transaction, claims_and_completes, claims_and_fails, reads, opens_anew]
+)
+def test_a_signal_handler_may_add_jobs_at_any_point(path: Path, work: Callable[[SQLiteStorage], list[int]]) -> None:
+    # All on one engine: what the handler interrupts would not end before it does, and so not let go of the file.
+    storage = open_storage(path, durability="full", busy_timeout=LIMIT)
+    feed(storage)
+    work(storage)
+    ids: list[int] = []
+    wrong: list[object] = []
+
+    def handler() -> None:
+        ids.extend(adds_one(storage))
+        ids.extend(adds_two(storage)[:1])
+        ids.extend(adds_in_a_transaction(storage))
+        ids.extend(opens_anew(storage))
+
+    for at in range(5000):
+        interruption = Interruption(at, handler)
+        with interruption:
+            ids += work(storage)
+        if left := left_behind(storage):
+            wrong.append((interruption.came, left))
+            break
+        if interruption.came is None:
+            break
+
+    assert wrong == []
+    assert at > 20
+    assert set(ids) <= set(stored(path))
+    storage.close()
+
+
 @pytest.mark.parametrize("durability", ["relaxed", "full"])
 def test_a_signal_handler_may_add_jobs_in_the_middle_of_an_operation(path: Path, durability: str) -> None:
     storage = SQLiteStorage(path, durability=durability, busy_timeout=LIMIT)
@@ -503,25 +564,30 @@ def test_a_signal_handler_may_add_jobs_in_the_middle_of_an_operation(path: Path,
         try:
             added.append(storage.add([job(b"signal")])[0].id)
             added.extend(two.id for two in storage.add([job(b"signal"), job(b"signal", group="h")]))
+            added.extend(adds_in_a_transaction(storage))
         except Exception as error:  # noqa: BLE001 - shown below
             errors.append(error)
 
     with alarm(handler):
-        for number in range(1500):
+        for number in range(600):
             signal.setitimer(signal.ITIMER_REAL, chance.choice((0.00005, 0.0002, 0.001)) * chance.random() + 1e-6)
             works[number % len(works)](storage)
 
     assert errors == []
-    assert len(added) > 300
+    assert len(added) > 100
     assert set(added) <= set(stored(path))
     assert left_behind(storage) == []
     storage.close()
 
 
 def test_a_keyboard_interrupt_in_a_transaction_rolls_it_back(storage: SQLiteStorage, path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), storage.transaction():
-        storage.add([job()])
-        signal.raise_signal(signal.SIGINT)
+    def interrupted() -> None:
+        with storage.transaction():
+            storage.add([job()])
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     storage.add([job(b"after")])
 
     assert list(stored(path).values()) == [b"after"]
@@ -546,7 +612,7 @@ def test_an_exception_in_a_transaction_wakes_nobody_and_syncs_nothing(
 
 def test_a_thread_that_ends_inside_a_transaction_does_not_stop_the_others(storage: SQLiteStorage, path: Path) -> None:
     def begin_and_die() -> None:
-        storage.transaction().__enter__()  # noqa: PLC2801 - nobody keeps it
+        storage.transaction().__enter__()  # nobody keeps it
 
     thread = in_thread(begin_and_die)
     assert joined(thread)
@@ -804,3 +870,32 @@ def test_a_reader_pins_the_wal_which_shrinks_once_it_is_gone(storage: SQLiteStor
 
     assert pinned > 5000  # it could not be begun anew
     assert wal_pages(path) <= 16 * 1024 * 1024 // 4096
+
+
+# The steady clock
+
+
+def test_the_first_verb_of_a_storage_may_be_one_that_measures_time(tmp_path: Path) -> None:
+    """The anchor of the steady clock lies in the file, which is opened by the first verb."""
+    with contextlib.closing(SQLiteStorage(tmp_path / "jobs.db")) as first:
+        first.add([JobSpec(queue="q", payload=b"")])
+        (job,) = first.claim(["q"], limit=1, lease_ms=60_000)
+
+        with contextlib.closing(SQLiteStorage(tmp_path / "jobs.db")) as second:
+            extended = second.extend([job.lease], 60_000)
+
+        assert extended == [True]
+        assert first.extend([job.lease], 60_000) == [True]
+
+
+def test_the_first_verb_of_a_storage_may_be_one_that_ages_a_value(tmp_path: Path) -> None:
+    with (
+        contextlib.closing(SQLiteStorage(tmp_path / "jobs.db")) as first,
+        contextlib.closing(SQLiteStorage(tmp_path / "jobs.db")) as second,
+    ):
+        first.put("s", "k", b"1", ttl_ms=60_000)
+
+        found = second.peek("s", ["k"])
+
+        assert found["k"].data == b"1"
+        assert 0 < (found["k"].expires_in_ms or 0) <= 60_000

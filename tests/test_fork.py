@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from litebroker.jobs import JobSpec
+from litebroker.jobs import JobRecord, JobSpec
 from litebroker.sqlite import SQLiteStorage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -150,6 +150,36 @@ say("fine", all(fine))
     assert set(acknowledged) <= ids(path)
 
 
+def test_a_fork_between_a_commit_and_its_sync_does_not_make_the_add_fail(path: Path) -> None:
+    said = scene(
+        """
+from litebroker.sqlite.engine import Engine
+storage = SQLiteStorage(path, durability="full")
+storage.add([job()])
+committed, forked = threading.Event(), threading.Event()
+real = Engine._sync
+
+def sync(self, sequence):
+    committed.set()
+    forked.wait(10)
+    real(self, sequence)
+
+Engine._sync = sync
+thread = threading.Thread(target=lambda: say(storage.add([job()])[0].created))
+thread.start()
+committed.wait(10)
+fine = child(lambda: None)  # all connections are closed for it, and so SQLite has removed the WAL
+forked.set()
+thread.join()
+say(fine)
+""",
+        path,
+    )
+
+    assert said == [[True], [True]]
+    assert len(ids(path)) == 2
+
+
 def test_a_thread_that_forks_is_no_different(path: Path) -> None:
     said = scene(
         """
@@ -188,7 +218,9 @@ claim()
     assert first == again != in_child
 
 
-@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)", "storage.close(); os._exit(0)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "end", ["os._exit(0)", "sys.exit(0)", "storage.close(); os._exit(0)", "os.kill(os.getpid(), 9)"]
+)
 def test_the_parents_leases_stay_when_a_child_ends(path: Path, end: str) -> None:
     said = scene(
         f"""
@@ -238,7 +270,7 @@ time.sleep(60)
         parent.send_signal(signal.SIGKILL)
         storage = SQLiteStorage(path)
         deadline = time.monotonic() + 10
-        taken = []
+        taken: list[JobRecord] = []
         while not taken and time.monotonic() < deadline:
             taken = storage.claim(["work"], limit=1, lease_ms=1000)
             time.sleep(0.01)
@@ -446,12 +478,18 @@ say(storage.add([job()])[0].created)
     assert len(ids(path)) == 2
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
 def test_a_child_made_by_subprocess_inherits_no_descriptor(path: Path) -> None:
     storage = SQLiteStorage(path, durability="full")
     storage.add([JobSpec(queue="work", payload=b"{}")])
     storage.claim(["work"], limit=1, lease_ms=1000)
     listener = storage.listener(["work"])
-    look = "import os; print([os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')])"
+    look = """
+import os
+for fd in os.listdir("/proc/self/fd"):
+    if os.path.exists(f"/proc/self/fd/{fd}"):
+        print(os.readlink(f"/proc/self/fd/{fd}"))
+"""
 
     done = subprocess.run(
         [sys.executable, "-c", look], check=True, capture_output=True, text=True, close_fds=False, timeout=LIMIT

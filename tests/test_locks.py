@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -273,6 +274,28 @@ def test_exceptions_at_any_moment_leave_the_lock_usable(tmp_path: Path) -> None:
     assert third.acquire(0)
 
 
+def test_an_exception_inside_acquire_locks_nothing(tmp_path: Path) -> None:
+    lock, other = WriterLock(tmp_path), WriterLock(tmp_path)
+    struck_inside = kept = 0
+
+    with raising_on_signal() as struck:
+        for number in range(200):
+            try:
+                with signalled_after(0.0001 * (number % 20)):
+                    while True:
+                        lock.acquire(1000)
+                        lock.release()
+            except struck as error:
+                if any(frame.name == "acquire" for frame in traceback.extract_tb(error.__traceback__)):
+                    struck_inside += 1
+                    kept += not other.acquire(0)
+            lock.release()
+            other.release()
+
+    assert struck_inside
+    assert kept == 0
+
+
 def test_exceptions_at_any_moment_of_a_wait_leave_the_lock_usable(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path)
     with started(HOLDER, tmp_path) as holder, raising_on_signal() as struck:
@@ -289,20 +312,17 @@ def test_exceptions_at_any_moment_of_a_wait_leave_the_lock_usable(tmp_path: Path
         assert WriterLock(tmp_path).acquire(10_000)
 
 
-@pytest.mark.parametrize("timeout_ms", [10, 20_000])
-def test_a_signal_handler_may_acquire_while_the_same_lock_is_waited_for(tmp_path: Path, timeout_ms: int) -> None:
+def test_a_signal_handler_that_acquires_on_top_of_a_wait_for_the_same_lock_is_refused_at_once(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path)
-    answers: list[bool] = []
+    answers: list[tuple[bool, float]] = []
 
     def handle(_number: int, _frame: object) -> None:
-        if timeout_ms > 10:
-            tell(holder)
+        asked_at = time.monotonic()
         try:
-            answers.append(lock.acquire(timeout_ms))
+            answers.append((lock.acquire(60_000), time.monotonic() - asked_at))
         finally:
             lock.release()
-        if timeout_ms == 10:
-            tell(holder)
+        tell(holder)
 
     before = signal.signal(signal.SIGUSR1, handle)
     try:
@@ -311,7 +331,26 @@ def test_a_signal_handler_may_acquire_while_the_same_lock_is_waited_for(tmp_path
     finally:
         signal.signal(signal.SIGUSR1, before)
 
-    assert answers == [timeout_ms > 10]
+    ((handlers, took),) = answers
+    assert (handlers, got) == (False, True)
+    assert took < 5
+    assert not WriterLock(tmp_path).acquire(0)
+
+
+def test_a_signal_handler_may_close_what_is_waited_for(tmp_path: Path) -> None:
+    lock = WriterLock(tmp_path)
+
+    def handle(_number: int, _frame: object) -> None:
+        lock.close()
+        tell(holder)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with started(HOLDER, tmp_path) as holder, signalled_after(0.1):
+            got = lock.acquire(20_000)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
     assert got
     assert not WriterLock(tmp_path).acquire(0)
 
@@ -498,6 +537,22 @@ def test_after_a_fork_parent_and_child_do_not_share_the_lock(tmp_path: Path) -> 
 
     assert (childs, parents) == (b"y", False)
     assert lock.acquire(20_000)
+
+
+def test_close_unlocks_what_a_forked_child_has_too(tmp_path: Path) -> None:
+    lock = WriterLock(tmp_path)
+    assert lock.acquire(0)
+    child = os.fork()
+    if not child:
+        signal.pause()
+        os._exit(0)
+    try:
+        lock.close()
+
+        assert WriterLock(tmp_path).acquire(0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_child_that_forgets_leaves_its_parent_the_lock_and_does_not_keep_it_itself(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from litebroker import (
     Retention,
     ScheduleError,
     State,
+    StorageClosedError,
 )
 from litebroker.sqlite import SQLiteStorage
 from litebroker.storage import Storage
@@ -885,6 +886,17 @@ def test_a_bound_queue_neither_waits_nor_works(queue: Queue[Email], connection: 
         bound.process(print)
 
 
+def test_a_queue_on_a_bound_storage_neither_waits_nor_works(
+    queue: Queue[Email], connection: sqlite3.Connection
+) -> None:
+    bound: Queue[Email] = Queue("emails", queue.storage.bind(connection))
+
+    with pytest.raises(ValueError, match="wait"):
+        bound.claim(wait=1)
+    with pytest.raises(ValueError, match="connection of its own"):
+        bound.process(print)
+
+
 def test_a_queue_may_live_on_the_callers_connection_alone(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "app.db", isolation_level=None)
     queue: Queue[Email] = Queue("emails", connection)
@@ -907,6 +919,19 @@ def test_queues_on_one_path_are_closed_one_by_one(tmp_path: Path) -> None:
     first.close()
 
     assert claimed(second).data == ADA
+    second.close()
+
+
+def test_a_queue_that_was_closed_is_closed_while_another_uses_the_file(tmp_path: Path) -> None:
+    first: Queue[Email] = Queue("emails", tmp_path / "jobs.db")
+    second: Queue[Email] = Queue("emails", tmp_path / "jobs.db")
+    first.add(ADA)
+    first.close()
+
+    with pytest.raises(StorageClosedError):
+        first.add(ADA)
+
+    assert second.size() == 1
     second.close()
 
 

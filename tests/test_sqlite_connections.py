@@ -30,7 +30,7 @@ def upper(_cursor: object, row: Any) -> dict[str, Any]:
 
 
 def legacy(level: str | None) -> Callable[[Path], Any]:
-    return lambda path: sqlite3.connect(path, isolation_level=level, timeout=0.5)
+    return lambda path: sqlite3.connect(path, isolation_level=level, timeout=0.5)  # type: ignore[arg-type]
 
 
 def autocommit(on: bool) -> Callable[[Path], Any]:
@@ -161,7 +161,7 @@ ADDS: list[tuple[str, Callable[[Storage], object], int]] = [
     ("three", lambda storage: storage.add([job(), job(), job()]), 3),
     ("with a key", lambda storage: storage.add([job(dedupe_key="k")]), 1),
     ("in a group", lambda storage: storage.add([job(group="g"), job(group="g")]), 2),
-    ("in a nested transaction", lambda storage: _nested(storage), 2),
+    ("in a nested transaction", lambda storage: _nested(storage), 2),  # noqa: PLW0108 - it stands below
 ]
 
 
@@ -174,7 +174,7 @@ def _nested(storage: Storage) -> None:
 @pytest.mark.parametrize(("name", "add", "jobs"), ADDS, ids=[add[0] for add in ADDS])
 @pytest.mark.parametrize("connect", [*IMPLICIT, *EXPLICIT])
 @pytest.mark.parametrize("order_first", [True, False])
-def test_jobs_come_and_go_with_the_callers_rows(
+def test_jobs_come_and_go_with_the_callers_rows(  # noqa: PLR0917 - they are fixtures and parameters
     storage: SQLiteStorage,
     path: Path,
     connect: Callable[[Path], Any],
@@ -234,7 +234,12 @@ def test_settling_values_and_schedules_belong_to_the_callers_transaction(
         caller.begin()
         everything(bound, caller)
         caller.rollback()
-        gone = (bound.peek("results", ["k", "n"]), bound.list_schedules("work"), bound.counts("before"), seen(path, connect))
+        gone = (
+            bound.peek("results", ["k", "n"]),
+            bound.list_schedules("work"),
+            bound.counts("before"),
+            seen(path, connect),
+        )
         caller.begin()
         everything(bound, caller)
         caller.commit()
@@ -351,11 +356,13 @@ def test_the_tables_are_part_of_an_open_transaction_in_a_file_without_jobs(
         bound.add([job()])
         caller.commit()
 
-    assert [list(row.values())[0] if isinstance(row, dict) else row[0] for row in tables] in ([0], [(0,)])
+    assert [next(iter(row.values())) if isinstance(row, dict) else row[0] for row in tables] in ([0], [(0,)])
     assert seen(path, connect) == (1, 1)
 
 
-@pytest.mark.parametrize("connect", [pytest.param(legacy(""), id="legacy"), pytest.param(from_apsw, marks=APSW, id="apsw")])
+@pytest.mark.parametrize(
+    "connect", [pytest.param(legacy(""), id="legacy"), pytest.param(from_apsw, marks=APSW, id="apsw")]
+)
 def test_a_connection_of_ones_own_to_a_database_in_memory_has_jobs_of_its_own(connect: Callable[[Any], Any]) -> None:
     with contextlib.closing(connect(":memory:")) as db:
         bound = open_storage(db)
@@ -366,6 +373,16 @@ def test_a_connection_of_ones_own_to_a_database_in_memory_has_jobs_of_its_own(co
         assert len(claimed) == 1
         assert bound.complete([claimed[0].lease]) == [True]
         assert bound.counts("work").delayed == 1
+
+
+@APSW
+def test_what_is_opened_on_an_apsw_connection_uses_apsw_itself(path: Path) -> None:
+    with contextlib.closing(from_apsw(path)) as db:
+        bound = open_storage(db)
+
+        assert isinstance(bound, BoundStorage)
+        assert bound._engine.driver == "apsw"  # noqa: SLF001 - two copies of SQLite would drop each other's locks
+        bound.close()
 
 
 def test_closing_a_storage_on_the_callers_connection_leaves_that_open(path: Path) -> None:

@@ -79,7 +79,11 @@ def make(path: Path, *statements: str) -> None:
 
 def python(script: str, *args: object, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, args)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, **options
+        [sys.executable, "-c", script, *map(str, args)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        **options,
     )
 
 
@@ -90,7 +94,7 @@ def python(script: str, *args: object, **options: Any) -> subprocess.Popen[str]:
 def test_a_folder_that_does_not_exist_is_named_and_not_made(tmp_path: Path, driver: str) -> None:
     storage = SQLiteStorage(tmp_path / "no" / "jobs.db", driver=driver)
 
-    with pytest.raises(DatabaseUnavailableError, match="the folder .* does not exist: make it first"):
+    with pytest.raises(DatabaseUnavailableError, match=r"the folder .* does not exist: make it first"):
         storage.add([job()])
 
     assert list(tmp_path.iterdir()) == []
@@ -160,11 +164,12 @@ def test_jobs_live_beside_other_tables_where_that_is_asked_for(path: Path, drive
         assert db.execute("select * from orders").fetchall() == [(1,)]
 
 
-def test_a_shared_file_is_opened_though_someone_reads_it_meanwhile(path: Path) -> None:
+@pytest.mark.parametrize("use", ["select * from orders", "insert into orders values(2)"])
+def test_a_shared_file_is_opened_though_somebody_uses_it_meanwhile(path: Path, use: str) -> None:
     make(path, "create table orders(id)", "insert into orders values(1)")
-    reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    reader.execute("begin")
-    reader.execute("select * from orders").fetchall()
+    user = sqlite3.connect(path, isolation_level=None)
+    user.execute("begin" if use.startswith("select") else "begin immediate")
+    user.execute(use).fetchall()
     script = """
 import sys
 from litebroker.sqlite import SQLiteStorage
@@ -178,17 +183,15 @@ print("open", flush=True)
         assert child.stdout.readline() == "begin\n"
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(0.3)  # it waits, and does not fail
-        reader.execute("rollback")
-        reader.close()
+        user.execute("rollback")
+        user.close()
 
         assert child.stdout.readline() == "open\n"
 
 
 def test_a_newer_file_is_refused_and_left_as_it_is(path: Path) -> None:
-    SQLiteStorage(path).add([job()])
-    for leftover in path.parent.glob("jobs.db-*"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover)
+    with contextlib.closing(SQLiteStorage(path)) as storage:
+        storage.add([job()])
     make(path, "update litebroker_meta set value = '99' where key = 'schema'", "pragma wal_checkpoint(truncate)")
     before = path.read_bytes()
 
@@ -209,7 +212,6 @@ def test_a_newer_file_is_refused_and_left_as_it_is(path: Path) -> None:
     ],
 )
 def test_a_file_whose_tables_were_changed_is_refused(path: Path, change: str, said: str) -> None:
-    SQLiteStorage(path).close()
     with contextlib.closing(SQLiteStorage(path)) as storage:
         storage.add([job()])
     make(path, change)
@@ -333,7 +335,9 @@ def test_locks_of_somebody_else_are_named(open_folder: Path) -> None:
 @contextlib.contextmanager
 def mounted(folder: Path, options: str) -> Iterator[Path]:
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=False, capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=False, capture_output=True
+    )
     if made.returncode:
         pytest.skip("this root may not mount")
     try:
@@ -374,12 +378,15 @@ def test_a_full_disk_is_said_and_work_goes_on_when_there_is_space_again(
         ballast = folder / "ballast"
         ballast.write_bytes(b"x" * 1_000_000)
         stored: list[int] = []
-        with pytest.raises(DatabaseFullError, match="make room"):
+
+        def fill(*specs: JobSpec) -> None:
             while True:
-                stored += [added.id for added in storage.add([job(b"x" * 20_000), job(b"x" * 20_000)])]
+                stored.extend(added.id for added in storage.add(specs))
+
+        with pytest.raises(DatabaseFullError, match="make room"):
+            fill(job(b"x" * 20_000), job(b"x" * 20_000))
         with pytest.raises(DatabaseFullError):
-            for _ in range(100):
-                stored += [added.id for added in storage.add([job(b"x" * 20_000)])]
+            fill(job(b"x" * 20_000))
         readable = storage.counts("work").ready
 
         ballast.unlink()
@@ -402,10 +409,15 @@ def test_a_file_that_may_not_grow_is_full_and_loses_nothing(path: Path, driver: 
     mine.rows("pragma max_page_count = 100")
 
     stored = 1
-    with pytest.raises(DatabaseFullError):
+
+    def fill() -> None:
+        nonlocal stored
         while True:
             storage.add([job(b"x" * 10_000), job(b"x" * 10_000)])
             stored += 2
+
+    with pytest.raises(DatabaseFullError):
+        fill()
     mine.rows("pragma max_page_count = 100000")
     storage.add([job()])
 
@@ -772,10 +784,9 @@ def test_a_step_of_the_wall_clock_neither_ends_nor_stalls_a_lease_or_a_value(pat
     clock = ManualClock()
     with contextlib.closing(SQLiteStorage(path, clock=clock)) as storage:
         storage.add([job()])
-        # In a transaction, so that close() does not give it back: another process has it.
         (record,) = storage.claim(["work"], limit=1, lease_ms=30_000)
         storage.put("s", "k", b"v", ttl_ms=30_000)
-        storage._engine._registered = False
+        storage._engine._registered = False  # or it would be given back
 
     clock.step(step_s)
     with contextlib.closing(SQLiteStorage(path, clock=clock)) as storage:
@@ -813,7 +824,7 @@ def descriptors(path: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            target = os.readlink(entry)
+            target = str(entry.readlink())
             if target.startswith(str(path)):
                 name = target[len(str(path)) :].partition("/")[0]
                 found[name] = found.get(name, 0) + 1
@@ -827,7 +838,7 @@ def test_no_descriptor_leads_to_the_database_but_sqlites_own(path: Path, driver:
     verbs: list[Callable[[], object]] = [
         lambda: storage.add([job(), job(group="g")]),
         lambda: storage.claim(["work"], limit=1, lease_ms=1000),
-        lambda: storage.recover(),
+        storage.recover,
         lambda: storage.counts("work"),
         lambda: storage.page("work", State.PENDING),
         lambda: storage.put("s", "k", b"v", ttl_ms=1000),

@@ -252,7 +252,7 @@ def _check_text(name: str, value: str) -> int:
     if not value:
         raise ValueError(f"{name} is empty: give at least one character")
     if "\0" in value:
-        # SQLite's own functions, and other programs, end a text there.
+        # SQLite's functions end a text there (sqlite.org/nulinstr.html), and other databases take none.
         raise ValueError(f"{name}={_short(value)} has a NUL character in it")
     return _check_unicode(name, value)
 

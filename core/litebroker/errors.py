@@ -23,13 +23,23 @@ race is no error: ``claim`` returns ``[]``, and settling a lost lease answers Fa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copyreg import __newobj__ as new_object  # type: ignore[attr-defined]
+from typing import Any
+
 
 class LitebrokerError(Exception):
-    """The base of all of them."""
+    """The base of all of them. They can be pickled, as between processes, and come out with their attributes."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        # Exception's own way calls the class with the message, which is not what all of them are made of.
+        return new_object, (type(self), *self.args), self.__dict__
 
 
 class StorageError(LitebrokerError):
     """The database could not do what was asked. Nothing of the operation was stored.
+
+    With one exception, which its message names: a disk that did not confirm what was committed. It may be lost.
 
     Attributes:
         path: The database file, or None for one in memory.

@@ -78,7 +78,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _bounded(text: str, limit: int) -> str:
-    """Both ends of it, in characters that UTF-8 and SQLite hold."""
+    """Both ends of it, without what UTF-8 cannot hold, and without NULs, at which databases end a text."""
     if len(text) > limit:
         half = (limit - 50) // 2
         text = f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"

@@ -107,7 +107,7 @@ class Attempt(NamedTuple):
         number: Counts from 1.
         started_at_ms: When it was claimed.
         ended_at_ms: When it ended.
-        worker: ``host:pid`` of the process that claimed it.
+        worker: ``host:pid`` of the process that claimed it; "" when that is not known any more.
         outcome: "completed", "failed", "retried" or "lapsed".
         error: ``Type: message``, or None when it completed.
     """
@@ -131,6 +131,8 @@ class JobRecord(NamedTuple):
         lease_until_ms: When the lease ends, on the wall clock as it goes now; None when not active.
         claimed_at_ms: When it was claimed last, or None.
         ended_at_ms: When it came to its end, or None.
+        encoding: As in `JobSpec`.
+        error: Why it failed the last time; it stays when the job is tried again. None when it never failed.
         history: Its latest attempts that ended, oldest first; bounded.
     """
 

@@ -43,6 +43,9 @@ _LOOK_S = 0.5
 _UPKEEP_MS = 500
 _PAGE = 500
 
+# A job that was added just now: what it was made of, its id, and when. Few who add ask for the rest.
+_Added = tuple[JobSpec, int, int]
+
 
 class Job(Generic[T_co]):
     """A job as it was when it was read; it does not follow what becomes of it. `Queue.get` reads it again.
@@ -51,10 +54,12 @@ class Job(Generic[T_co]):
         duplicate: `add` found its dedupe key held: this is the job that holds it, and nothing was added.
     """
 
-    __slots__ = ("_data", "_record", "_terms", "duplicate")
+    __slots__ = ("_data", "_source", "_terms", "duplicate")
 
-    def __init__(self, record: JobRecord, terms: Terms, *, data: T_co = _UNREAD, duplicate: bool = False) -> None:
-        self._record = record
+    def __init__(
+        self, source: JobRecord | _Added, terms: Terms, *, data: T_co = _UNREAD, duplicate: bool = False
+    ) -> None:
+        self._source = source
         self._terms = terms
         self._data = data
         self.duplicate = duplicate
@@ -63,93 +68,96 @@ class Job(Generic[T_co]):
     def data(self) -> T_co:
         """The payload, decoded when it is first asked for. Raises whatever the serializer raises."""
         if self._data is _UNREAD:
-            self._data = self._terms.decode(self._record.payload, self._record.encoding)
+            self._data = self._terms.decode(self.record.payload, self.record.encoding)
         return self._data
 
     @property
     def record(self) -> JobRecord:
-        """The job as the storage has it."""
-        return self._record
+        """The job as the storage has it; of one that was added just now, the times are those of the call."""
+        source = self._source
+        if not isinstance(source, JobRecord):
+            source = self._source = _record(*source)
+        return source
 
     @property
     def id(self) -> int:
-        return self._record.id
+        return self.record.id
 
     @property
     def queue(self) -> str:
-        return self._record.queue
+        return self.record.queue
 
     @property
     def state(self) -> State:
-        return self._record.state
+        return self.record.state
 
     @property
     def priority(self) -> int:
-        return self._record.priority
+        return self.record.priority
 
     @property
     def attempts(self) -> int:
         """How often it was claimed; claims that were given back do not count."""
-        return self._record.attempts
+        return self.record.attempts
 
     @property
     def max_attempts(self) -> int | None:
         """How often it may be claimed; None is without limit."""
-        return self._record.max_attempts
+        return self.record.max_attempts
 
     @property
     def group(self) -> str | None:
-        return self._record.group
+        return self.record.group
 
     @property
     def dedupe_key(self) -> str | None:
-        return self._record.dedupe_key
+        return self.record.dedupe_key
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self._record.headers
+        return self.record.headers
 
     @property
     def task(self) -> str | None:
-        return self._record.task
+        return self.record.task
 
     @property
     def ref(self) -> str | None:
-        return self._record.ref
+        return self.record.ref
 
     @property
     def error(self) -> JobError | None:
-        """Why its latest attempt failed, with the stack and the causes."""
-        return self._record.error
+        """Why it failed the last time, with the stack and the causes; None when it never did."""
+        return self.record.error
 
     @property
     def history(self) -> Sequence[Attempt]:
         """Its latest attempts that have ended, oldest first."""
-        return self._record.history
+        return self.record.history
 
     @property
     def created_at(self) -> datetime:
-        return instant(self._record.created_at_ms)
+        return instant(self.record.created_at_ms)
 
     @property
     def due_at(self) -> datetime:
         """When it is, or was, due."""
-        return instant(self._record.due_at_ms)
+        return instant(self.record.due_at_ms)
 
     @property
     def claimed_at(self) -> datetime | None:
         """When it was claimed last."""
-        return _instant(self._record.claimed_at_ms)
+        return _instant(self.record.claimed_at_ms)
 
     @property
     def lease_until(self) -> datetime | None:
         """When its lease ends, unless it is renewed; None when it is not active."""
-        return _instant(self._record.lease_until_ms)
+        return _instant(self.record.lease_until_ms)
 
     @property
     def ended_at(self) -> datetime | None:
         """When it was completed, cancelled, or failed for good."""
-        return _instant(self._record.ended_at_ms)
+        return _instant(self.record.ended_at_ms)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} of queue {self.queue!r}, {self.state}>"
@@ -259,7 +267,6 @@ class Queue(Generic[T]):
             keep=(retention or Retention()).keep(),
             on_error=on_error,
         )
-        self._bound = not isinstance(where, str | os.PathLike) and not hasattr(where, "fire_schedule")
         self._workers: list[Worker] = []
         self._upkeep_at_ms = {"schedule": 0, "cleanup": 0}
         self._owned = not hasattr(where, "fire_schedule")
@@ -296,7 +303,6 @@ class Queue(Generic[T]):
 
     def _set_bound(self, storage: Storage) -> None:
         self._storage = storage
-        self._bound = True
         self._owned = False
         self._workers = []
 
@@ -375,7 +381,7 @@ class Queue(Generic[T]):
             now_ms = self._storage.clock.now_ms()
             added = self._storage.add((spec,))[0]
             if added.created:
-                return Job(_record(spec, added.id, now_ms), terms, data=data)
+                return Job((spec, added.id, now_ms), terms, data=data)
             holder = self._storage.get(added.id)
             if holder is not None:
                 return Job(holder, terms, duplicate=True)
@@ -395,12 +401,13 @@ class Queue(Generic[T]):
         now_ms = self._storage.clock.now_ms()
         if all(spec.dedupe_key is None for spec in specs):
             added = self._storage.add(specs)
-            return [Job(_record(spec, it.id, now_ms), self._terms) for spec, it in zip(specs, added, strict=True)]
+            terms = self._terms
+            return [Job((spec, it.id, now_ms), terms) for spec, it in zip(specs, added, strict=True)]
         result: list[Job[T]] = []
         with self._storage.transaction() as transaction:
             for spec, it in zip(specs, transaction.add(specs), strict=True):
                 record = None if it.created else transaction.get(it.id)
-                result.append(Job(record or _record(spec, it.id, now_ms), self._terms, duplicate=not it.created))
+                result.append(Job(record or (spec, it.id, now_ms), self._terms, duplicate=not it.created))
         return result
 
     def notify(self, jobs: int = 1) -> None:
@@ -424,7 +431,8 @@ class Queue(Generic[T]):
 
         Args:
             lease: Seconds; None is as the queue says. `extend` renews it.
-            wait: Seconds to wait for a job when none is due; None does not wait.
+            wait: Seconds to wait for a job when none is due; None does not wait. On a connection of your own it is a
+                ``ValueError``: no new job would be seen in its transaction.
 
         Returns:
             ``[]`` when nothing is due, or the queue is paused.
@@ -434,8 +442,6 @@ class Queue(Generic[T]):
         if wait is None:
             return self._claim(limit, lease_ms)
         ends_at = time.monotonic() + duration_ms("wait", wait) / 1000
-        if self._bound:
-            raise ValueError("wait: in a transaction of your own no new job could be seen; claim without it")
         with closing(self._storage.listener([self.name])) as listener:
             while True:
                 jobs = self._claim(limit, lease_ms)
@@ -479,7 +485,7 @@ class Queue(Generic[T]):
             then: Payloads, or `NewJob`s, also for other queues of the same storage.
         """
         lease = self._record_of(job).lease
-        done = self._terms.complete(self._storage, lease, self._terms.specs(then))
+        done = self._terms.complete(self._storage, lease, () if then == () else self._terms.specs(then))
         if done and self._terms.keeps_completed and self._is_due("cleanup"):
             self._storage.prune(self.name, self._terms.keep)
         return done
@@ -558,8 +564,6 @@ class Queue(Generic[T]):
         return self._start(handler, concurrency=concurrency, batch=batch)
 
     def _start(self, handler: Callable[..., object], *, concurrency: int, batch: int | None) -> Worker:
-        if self._bound:
-            raise ValueError("a worker needs a connection of its own: open the queue by its path, and process there")
         worker = Worker(self._storage, self._terms, handler, concurrency=concurrency, batch=batch)
         # A handler that closes the queue as soon as it runs has to find its worker here.
         self._workers = [*(it for it in self._workers if not it.closed), worker]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from litebroker.errors import PayloadError
@@ -49,15 +50,15 @@ class _Json:
     base would come back. And what not every reader can read: nesting deeper than 500, integers of over 4,300 digits.
     """
 
-    __slots__ = ("_decode", "_encode")
+    __slots__ = ("_decode", "_encode", "_scan")
 
     name = "json"
 
     def __init__(self) -> None:
-        # Without check_circular a circle ends in a RecursionError, and everything else is done sooner.
-        encoder = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
-        self._encode = encoder.encode
-        self._decode = json.JSONDecoder(parse_constant=_no_constant).decode
+        decoder = json.JSONDecoder(parse_constant=_no_constant)
+        self._encode = _encoder()
+        self._decode = decoder.decode
+        self._scan = decoder.raw_decode
 
     def dumps(self, value: Any, /) -> bytes:
         # The encoder, which is in C, goes first. It refuses what JSON cannot hold, but not what JSON changes; the quick
@@ -76,7 +77,13 @@ class _Json:
         return data
 
     def loads(self, data: bytes, /) -> Any:
-        return self._decode(data.decode())
+        text = data.decode()
+        try:
+            # Without the two searches for white space that `decode` makes: what we wrote has none.
+            value, end = self._scan(text)
+        except ValueError:
+            return self._decode(text)  # white space before it; or it says what is wrong
+        return value if end == len(text) else self._decode(text)
 
 
 class _Raw:
@@ -93,6 +100,20 @@ class _Raw:
 
     def loads(self, data: bytes, /) -> Any:
         return data
+
+
+def _encoder() -> Callable[[Any], str]:
+    """JSON in one go: `JSONEncoder.encode` makes a C encoder for each value, which takes longer than its work."""
+    # Without check_circular a circle ends in a RecursionError, and everything else is done sooner.
+    public = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+    make = getattr(json.encoder, "c_make_encoder", None)  # not public: used where it is what it has been since 3.6
+    sample = {"text": "ä\n", "list": [1, 2.5, True, None]}
+    try:
+        chunks = make(None, public.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)  # type: ignore[misc]
+        same = "".join(chunks(sample, 0)) == public.encode(sample)
+    except (AttributeError, TypeError):
+        return public.encode
+    return (lambda value: "".join(chunks(value, 0))) if same else public.encode
 
 
 def _no_constant(name: str) -> NoReturn:

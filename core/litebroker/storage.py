@@ -4,12 +4,13 @@ Everything above this page works on any storage that keeps it; `litebroker.testi
 Three rules hold for every verb:
 
 * It is one transaction: it happened whole, or not at all. Once it has returned, its durability is what the
-  storage was opened with. After the commit nothing raises.
+  storage was opened with. After the commit nothing raises, unless the disk did not confirm it.
 * Called inside ``with storage.transaction():`` in the same thread, or on what `bind` returned, it becomes part of
   that transaction and commits nothing by itself.
 * Any thread may call it.
 
-Times are integer milliseconds: ``*_at_ms`` on the wall clock, durations (``*_ms``) on the steady one.
+Times are integer milliseconds: ``*_at_ms`` is an instant of the wall clock, any other ``*_ms`` a duration. Due times
+and schedules go by the wall clock, leases and the ages of values by the steady one.
 """
 
 from __future__ import annotations
@@ -262,15 +263,14 @@ class Schedules(Protocol):
 
 
 class Listener(Protocol):
-    """One waiter. Not for several threads at once, but for `wake`, `fileno` and `close`."""
+    """One waiter. Not for several threads at once, but for `wake` and `close`."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until there may be something to do, or ``timeout`` seconds have passed; None is without limit.
 
         True: a job may be claimable (one was added, or became due, or its lease ended), a topic was notified, or `wake`
-        was called. It may be wrong, so look. What
-        happened since the last `wait`, or since the listener was made, counts: nothing is missed between looking and
-        waiting. A signal handler that raises ends the wait.
+        was called. It may be wrong, so look. What happened since the last `wait`, or since the listener was made,
+        counts: nothing is missed between looking and waiting. A signal handler that raises ends the wait.
         """
 
     def wake(self) -> None:
@@ -302,7 +302,8 @@ class Storage(Jobs, Values, Schedules, Protocol):
         """This storage on the caller's own connection to the same database, in the caller's transaction.
 
         Its verbs are the caller's own statements: they are there when the caller commits, and gone when the caller
-        rolls back. Waiting workers notice within half a second, or at once after a `notify_queue`.
+        rolls back. Waiting workers notice within half a second, or at once after a `notify_queue`. Only `listener` is
+        refused there, with ``ValueError``: to wait inside of a transaction would be to wait for ever.
 
         Raises:
             TypeError: It is not a connection of a driver that this storage knows.

@@ -1,4 +1,4 @@
-"""What a queue has settled once for all of its jobs: how they are encoded, leased, retried and kept."""
+"""What holds for all jobs of a queue: how they are encoded, leased, retried and kept, and who is told of errors."""
 
 from __future__ import annotations
 
@@ -121,17 +121,18 @@ class Terms:
             raise TypeError(f"give a list of payloads or NewJob objects, not one {type(jobs).__name__}")
         specs = []
         jobs = list(jobs)
+        queue, encode, encoding, attempts = self.queue, self.encode, self.encoding, self.attempts
         for position, job in enumerate(jobs):
             try:
-                specs.append(self._spec(job) if isinstance(job, NewJob) else self._plain_spec(job))
+                if isinstance(job, NewJob):
+                    specs.append(self._spec(job))
+                else:
+                    specs.append(JobSpec(queue, encode(job), encoding, max_attempts=attempts))
             except (TypeError, ValueError) as error:
                 if len(jobs) > 1:
                     error.args = (f"at position {position}: {error}", *error.args[1:])
                 raise
         return specs
-
-    def _plain_spec(self, data: Any) -> JobSpec:
-        return JobSpec(queue=self.queue, payload=self.encode(data), encoding=self.encoding, max_attempts=self.attempts)
 
     def _spec(self, job: NewJob[Any]) -> JobSpec:
         return job_spec(

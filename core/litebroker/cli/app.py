@@ -14,6 +14,7 @@ import click
 
 from litebroker.cli.add import add
 from litebroker.cli.options import Place, database_option
+from litebroker.cli.rq import rq
 from litebroker.cli.stats import stats
 from litebroker.cli.worker import worker
 from litebroker.errors import LitebrokerError
@@ -63,6 +64,7 @@ def litebroker() -> None:
 
 
 litebroker.add_command(add)
+litebroker.add_command(rq)
 litebroker.add_command(stats)
 litebroker.add_command(worker)
 

@@ -32,7 +32,7 @@ _logger = logging.getLogger("litebroker.worker")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Terms:
+class _Setup:
     """What the command line asks of each process."""
 
     target: str
@@ -103,7 +103,7 @@ def worker(
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)-7s [%(process)d] %(message)s", stream=sys.stderr
     )
-    terms = _Terms(
+    setup = _Setup(
         target=target,
         names=tuple(dict.fromkeys(names)),
         concurrency=concurrency,
@@ -120,23 +120,23 @@ def worker(
     module, handler = _load(ctx, target)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with ExitStack() as stack:
-        queues = _queues(ctx, stack, terms, module)
+        queues = _queues(ctx, stack, setup, module)
         with usage_errors(ctx):
-            return shift.run(lambda: [_start(queue, handler, terms) for queue in queues])
+            return shift.run(lambda: [_start(queue, handler, setup) for queue in queues])
 
 
-def _start(queue: Queue[Any], handler: Callable[..., object], terms: _Terms) -> Worker:
-    if terms.batch is None:
-        worker = queue.process(handler, concurrency=terms.concurrency)
+def _start(queue: Queue[Any], handler: Callable[..., object], setup: _Setup) -> Worker:
+    if setup.batch is None:
+        worker = queue.process(handler, concurrency=setup.concurrency)
     else:
-        worker = queue.process_many(handler, batch=terms.batch, concurrency=terms.concurrency)
-    _logger.info("works on queue %r of %s: %s", queue.name, queue.storage.location, _described(terms))
+        worker = queue.process_many(handler, batch=setup.batch, concurrency=setup.concurrency)
+    _logger.info("works on queue %r of %s: %s", queue.name, queue.storage.location, _described(setup))
     return worker
 
 
-def _described(terms: _Terms) -> str:
-    batches = "" if terms.batch is None else f", in batches of up to {terms.batch}"
-    return f"{terms.target}, {terms.concurrency} thread{'s' * (terms.concurrency > 1)}{batches}"
+def _described(setup: _Setup) -> str:
+    batches = "" if setup.batch is None else f", in batches of up to {setup.batch}"
+    return f"{setup.target}, {setup.concurrency} thread{'s' * (setup.concurrency > 1)}{batches}"
 
 
 def _load(ctx: click.Context, target: str) -> tuple[ModuleType, Callable[..., object]]:
@@ -181,36 +181,36 @@ def _failed(module_name: str, error: Exception) -> click.ClickException:
     return click.ClickException(f"importing {module_name} failed: {type(error).__name__}: {error}{where}")
 
 
-def _queues(ctx: click.Context, stack: ExitStack, terms: _Terms, module: ModuleType) -> list[Queue[Any]]:
+def _queues(ctx: click.Context, stack: ExitStack, setup: _Setup, module: ModuleType) -> list[Queue[Any]]:
     """The queues to work on: those that the module declares under these names, and new ones under the others."""
     declared: dict[str, Queue[Any]] = {}
     for found in vars(module).values():
         if isinstance(found, Queue) and declared.setdefault(found.name, found) is not found:
             raise click.UsageError(f"module {module.__name__!r} declares queue {found.name!r} twice", ctx)
-    if not terms.names and len(declared) != 1:
+    if not setup.names and len(declared) != 1:
         there = ", ".join(map(repr, declared)) or "none"
         message = f"which queue? Give --queue NAME; module {module.__name__!r} declares: {there}"
         raise click.UsageError(message, ctx)
-    names = terms.names or tuple(declared)
+    names = setup.names or tuple(declared)
     storage: SQLiteStorage | None = None
     if any(name not in declared for name in names):
-        storage = stack.enter_context(opened(ctx, durability=terms.durability))
+        storage = stack.enter_context(opened(ctx, durability=setup.durability))
         storage.open()
     queues = []
     for name in names:
         if name in declared:
-            _check_declared(ctx, declared[name], terms)
+            _check_declared(ctx, declared[name], setup)
             queues.append(declared[name])
         else:
             with usage_errors(ctx):
-                queues.append(Queue(name, storage, lease=_LEASE_S if terms.lease is None else terms.lease))
+                queues.append(Queue(name, storage, lease=_LEASE_S if setup.lease is None else setup.lease))
         stack.callback(queues[-1].close)
     return queues
 
 
-def _check_declared(ctx: click.Context, queue: Queue[Any], terms: _Terms) -> None:
-    """What a Queue object settles is not settled twice. The environment's database is for those without one."""
-    for option, value in (("--lease", terms.lease), ("--durability", terms.durability)):
+def _check_declared(ctx: click.Context, queue: Queue[Any], setup: _Setup) -> None:
+    """What a Queue object says is not said twice. The environment's database is for those without one."""
+    for option, value in (("--lease", setup.lease), ("--durability", setup.durability)):
         if value is not None:
             message = f"queue {queue.name!r} is declared in the module with settings of its own: leave out {option}"
             raise click.UsageError(message, ctx)

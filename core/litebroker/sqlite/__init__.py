@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from litebroker.sqlite.location import Options
-from litebroker.sqlite.session import Durability
+from litebroker.sqlite.location import Durability, Options
 from litebroker.sqlite.storage import BoundStorage, SQLiteStorage, open_storage
 
 __all__ = ["BoundStorage", "Durability", "Options", "SQLiteStorage", "open_storage"]

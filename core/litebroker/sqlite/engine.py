@@ -168,7 +168,7 @@ class Engine:
         self._checkpoint_at = _CHECKPOINT_PAGES
         self._identity: tuple[int, int] | None = None
         self._looked_at = 0.0
-        self._anchor_ms = 0
+        self._anchor_ms: int | None = None
         self._seen_at = 0.0
         self._liveness: Liveness | None = None
         self._registered = False
@@ -236,10 +236,13 @@ class Engine:
             return
         if _fork_waits:
             time.sleep(_COURTESY_S)
+        # A signal handler, before the leader has begun, or after its commit: the turn is the leader's.
+        interrupting = self._leading()
         with self._lead:
             db = self._ready()
             try:
-                self._lock_writer()
+                if not interrupting:
+                    self._lock_writer()
                 tx = self._tx = Tx(db)
                 self._begin(db)
                 yield tx
@@ -248,9 +251,9 @@ class Engine:
                 self._checkpoint_if_due(db, tx.pages)
             finally:
                 try:
-                    self._end_turn(db)
+                    self._end_turn(db, unlock=not interrupting)
                 except BaseException:  # one that strikes just now
-                    self._end_turn(db)
+                    self._end_turn(db, unlock=not interrupting)
                     raise
         if durable is not None:
             tx.durable = durable
@@ -260,8 +263,11 @@ class Engine:
         """Inside this thread's own transaction, be it that a signal handler runs on top of it."""
         tx = self._tx
         if tx is None:  # a signal handler, before the leader has begun, or after its commit
-            tx = Tx(self._ready(), durable=durable)
-            result = op(tx) if single else in_savepoint(tx, op)
+            tx = self._tx = Tx(self._ready(), durable=durable)
+            try:
+                result = op(tx) if single else in_savepoint(tx, op)
+            finally:
+                self._tx = None
             self._committed += 1
             self._follow_up(tx, self._committed)
             return result
@@ -309,14 +315,16 @@ class Engine:
             taken.append(own)
         return taken
 
-    def _end_turn(self, db: Connection) -> None:
+    def _end_turn(self, db: Connection, *, unlock: bool = True) -> None:
         """Leave no transaction open, and let the next process write, whatever has happened."""
         try:
             self._tx = None
             if db.in_transaction:
                 self._abandon(db)
         finally:
-            self._unlock_writer()
+            # Directly: as a Python method is entered, an exception could strike.
+            if unlock and self._writer_lock is not None:
+                self._writer_lock.release()
 
     def _run_alone(self, db: Connection, request: _Request[Any]) -> None:
         tx = self._tx = request.tx = Tx(db, durable=request.durable)
@@ -393,7 +401,7 @@ class Engine:
             mine = self._writer_lock.acquire(self._busy_timeout_ms)
         except OSError as error:
             raise self._sidecar_error(error) from error
-        if not mine:
+        if not mine and not self._writer_lock.is_waiting:  # to a signal handler in it SQLite's own lock has to do
             msg = (
                 f"{self.path}: no turn to write within {self._busy_timeout_ms / 1000:g} s: another process holds the"
                 f" writer lock ({self._sidecar}/write.lock); look for a stopped one"
@@ -409,10 +417,6 @@ class Engine:
             return DatabaseReadOnlyError(msg, path=self.path)
         msg = f"{self._sidecar}: the locks beside the file cannot be used ({error.strerror})"
         return DatabaseUnavailableError(msg, path=self.path)
-
-    def _unlock_writer(self) -> None:
-        if self._writer_lock is not None:
-            self._writer_lock.release()
 
     # -- after a commit --
 
@@ -616,7 +620,8 @@ class Engine:
                     db.close()
                     raise
             finally:
-                self._unlock_writer()
+                if self._writer_lock is not None:
+                    self._writer_lock.release()
         self._db = db
         self._looked_at = time.monotonic()
         self._find_anchor(db)
@@ -659,10 +664,8 @@ class Engine:
         self._refuse_deleted()
         log.warning("%s: the file was replaced while it was in use: the new one is opened", self.path)
         with self._read_lock:
-            # Not closed: SQLite would remove the WAL by its name, and that is the new file's by now.
-            _keep_for_ever(self._db, self._reader)
-            self._db = self._reader = None
-            self._drop_wal_descriptor()
+            # SQLite sees that the file has moved away, and leaves the WAL that lies there now alone.
+            self._drop_connections()
         self._open()
 
     def _refuse_another_driver(self) -> None:
@@ -742,7 +745,10 @@ class Engine:
     # -- time, names and identities --
 
     def steady_ms(self) -> int:
-        """The file's steady clock: what leases and expiries are measured by."""
+        """The file's steady clock: what leases and expiries are measured by. It lies in the file, which is opened."""
+        if self._anchor_ms is None:
+            self.open()
+        assert self._anchor_ms is not None  # noqa: S101 - for the type checker
         return self._anchor_ms + self.clock.steady_ms()
 
     def use_anchor_in(self, db: Connection) -> None:
@@ -867,6 +873,9 @@ class Engine:
         inside = inside or (self._reader is not None and self._reader.in_transaction)
         self._fork_spoils = inside
         if not inside:
+            for db in (self._db, self._reader):
+                if db is not None:
+                    db.leave_wal()
             self._drop_connections()
             if self._writer_lock is not None:
                 self._writer_lock.close()
@@ -884,11 +893,10 @@ class Engine:
             _keep_for_ever(self._db, self._reader)
             if self.path is not None:
                 _spoiled_files.add(self.path)
+            if self._writer_lock is not None:
+                self._writer_lock.forget()
         if self._liveness is not None:
             self._liveness.forget()
-        if spoiled and self._writer_lock is not None and self._sidecar is not None:
-            _keep_for_ever(self._writer_lock)
-            self._writer_lock = WriterLock(self._sidecar)
         identity = self._identity
         self._fresh()
         self._identity = identity

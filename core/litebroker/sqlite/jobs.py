@@ -37,13 +37,14 @@ class JobVerbs(Session):
                 queues[name] = self._made_queue(name)
             jobs[name] = jobs.get(name, 0) + 1
             payload += len(spec.payload)
-        plain = all(spec.dedupe_key is None and spec.group is None and not spec.front for spec in specs)
+        bare = all(map(_is_bare, specs))
+        plain = bare or all(spec.dedupe_key is None and spec.group is None and not spec.front for spec in specs)
         now = self._engine.clock.now_ms()
 
         def op(tx: Tx) -> list[Added]:
             ids = range(first := self._engine.next_ids(len(specs)), first + len(specs) * _ID_STEP, _ID_STEP)
             if plain:
-                added = _insert_plain(tx, specs, queues, ids, now)
+                added = _insert_plain(tx, specs, queues, ids, now, bare=bare)
             else:
                 added = [
                     self._insert(tx, spec, queues[spec.queue], job_id, now)
@@ -700,11 +701,11 @@ def _promote(tx: Tx, queue: int, now: int) -> None:
 
 
 def _insert_plain(
-    tx: Tx, specs: Sequence[JobSpec], queues: Mapping[str, int], ids: Sequence[int], now: int
+    tx: Tx, specs: Sequence[JobSpec], queues: Mapping[str, int], ids: Sequence[int], now: int, *, bare: bool
 ) -> list[Added]:
     """Insert jobs that need no look at what is there: one statement, run for all."""
     values: list[tuple[object, ...]]
-    if all(map(_is_bare, specs)):
+    if bare:
         statement = sql.INSERT_BARE
         values = [
             (job_id, queues[spec.queue], spec.priority, now, spec.max_attempts or 0, now, now, now, spec.payload)

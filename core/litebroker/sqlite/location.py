@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from litebroker.sqlite.session import Durability
+Durability = Literal["relaxed", "durable", "full"]
 
 MEMORY = ":memory:"
-_LEVELS = ("relaxed", "durable", "full")
+_LEVELS = get_args(Durability)
 _HOUR = 3600
 _YES, _NO = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 

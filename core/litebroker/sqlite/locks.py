@@ -59,8 +59,9 @@ class WriterLock:
     that is there after any wait, after any pause, and every 2 ms. So long may two processes hold two different files.
 
     To be safe from exceptions that signal handlers raise, call `acquire` inside the ``try`` whose ``finally`` calls
-    `release` itself. A signal handler may acquire and release while the thread that it interrupted is inside
-    `acquire`. While that thread holds the lock it may not: it would get True, and its release would count.
+    `release` itself. A signal handler that acquires while the thread that it interrupted is inside `acquire` gets False
+    at once, and its release does not hurt. While that thread holds the lock it would get True, and its release would
+    count: whoever owns this object keeps handlers from that.
 
     Attributes:
         release: Lets others take the lock. Does nothing when it is not held. It is a C function, so that no exception
@@ -77,7 +78,8 @@ class WriterLock:
         self._line = -1  # of write.wait: those who stand in line share a lock on it
         self._line_identity: tuple[int, int] | None = None
         self._delegate: _Delegate | None = None  # while it stands in line, the descriptor is its own
-        self._calls = 0
+        self._busy_until = 0.0
+        self._disturbed = False
         self._in_vain = 0
         self._easy_until = 0.0
         self._taken_at = 0.0
@@ -91,9 +93,14 @@ class WriterLock:
         Raises:
             OSError: The lock file can be neither opened nor made.
         """
-        calls = self._calls = self._calls + 1
+        now = monotonic()
+        if now < self._busy_until:
+            self._disturbed = True
+            return False
+        # A flag that ends by itself, should an exception strike before it is taken down.
+        self._busy_until = now + timeout_ms / 1000 + 1
+        self._disturbed = False
         try:
-            now = monotonic()
             if now < self._easy_until:
                 # The usual way: one system call here, and one to release.
                 try:
@@ -101,13 +108,20 @@ class WriterLock:
                 except (OSError, ValueError):
                     pass
                 else:
-                    if self._calls == calls:  # else a signal handler was here, and may have released it
+                    if not self._disturbed:
                         self._taken_at = now
                         return True
             return self._acquire_with_care(now, now + timeout_ms / 1000)
         except BaseException:
             self.release()
             raise
+        finally:
+            self._busy_until = 0.0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this thread is inside `acquire`: it is asked by a signal handler on top of that."""
+        return monotonic() < self._busy_until
 
     def close(self) -> None:
         """Give up the descriptors, and the lock if it is held. The next `acquire` opens them again.
@@ -136,13 +150,13 @@ class WriterLock:
         if now < self._taken_at + _TURN_S:
             self._let_others_go_first()
         while True:
-            calls = self._calls
+            self._disturbed = False
             locked = self._wait(deadline)
             now = monotonic()
             if not locked:
                 if now >= deadline:
                     return False
-            elif self._calls == calls:
+            elif not self._disturbed:
                 if self._is_current() or not self._flock_works:
                     self._taken_at = now
                     self._easy_until = now + _TURN_S
@@ -169,7 +183,7 @@ class WriterLock:
         if self._file < 0:
             self._open()
         nap = _FIRST_NAP_S
-        while self._file >= 0:  # else a signal handler was here, and left somebody in line
+        while self._file >= 0:  # else a signal handler has closed it
             try:
                 _flock(self._file, _EXCLUSIVE)
             except BlockingIOError:

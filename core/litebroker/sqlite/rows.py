@@ -14,6 +14,7 @@ STATES = (State.PENDING, State.ACTIVE, State.PENDING, State.COMPLETED, State.FAI
 ENDED = {State.COMPLETED: COMPLETED, State.FAILED: FAILED, State.CANCELLED: CANCELLED}
 
 _NO_HEADERS: dict[str, str] = {}
+_LINE = 500  # characters of an error in the history
 
 
 def record(row: Row, queue: str, *, steady_to_wall_ms: int) -> JobRecord:
@@ -78,9 +79,6 @@ def ids(job_ids: Sequence[int]) -> str:
 def texts(keys: Sequence[str]) -> str:
     """The same for texts."""
     return json.dumps(list(keys))
-
-
-_LINE = 500
 
 
 def _sound(value: str) -> str:

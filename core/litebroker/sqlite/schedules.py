@@ -13,8 +13,8 @@ from litebroker.sqlite.engine import Tx
 from litebroker.sqlite.jobs import JobVerbs
 from litebroker.storage import ScheduleRecord
 
-# The options of a job that are kept as JSON, where they are not the default: all but what has a column.
-_OPTIONS = {name: default for name, default in JobSpec._field_defaults.items() if name not in {"queue", "payload"}}
+# The options of a job, which are kept as JSON where they are not the default: queue and payload have columns.
+_OPTIONS = JobSpec._field_defaults
 
 
 class ScheduleVerbs(JobVerbs):
@@ -75,7 +75,7 @@ class ScheduleVerbs(JobVerbs):
 
 
 def _columns(record: ScheduleRecord) -> dict[str, object]:
-    options = {name: value for name, value in record.job._asdict().items() if name in _OPTIONS}
+    options = {name: getattr(record.job, name) for name in _OPTIONS}
     return {
         "name": record.id,
         "every_ms": record.spec.every_ms,

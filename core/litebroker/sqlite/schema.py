@@ -17,8 +17,6 @@ from litebroker.errors import (
 )
 from litebroker.sqlite.connection import Connection
 
-PREFIX = "litebroker_"
-
 _TABLES = "select name from sqlite_master where type = 'table' and name not like 'sqlite\\_%' escape '\\'"
 _OBJECTS = (
     "select name, sql from sqlite_master where tbl_name like 'litebroker\\_%' escape '\\' and sql is not null"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from litebroker.jobs import JobRecord
 from litebroker.sqlite import rows
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Row
 from litebroker.sqlite.engine import Engine, Tx, in_savepoint
+from litebroker.sqlite.location import Durability
 from litebroker.sqlite.recovery import queue_name, steady_to_wall_ms
 
 R = TypeVar("R")
-
-Durability = Literal["relaxed", "durable", "full"]
 
 
 class Session:

@@ -7,6 +7,7 @@ How they are written, and what it costs otherwise (measured; SQLite 3.40 to 3.54
 * ``+:queue`` and ``limit +:limit``: from 3.5x on, a bare parameter beside a partial index or in a LIMIT makes
   SQLite prepare the statement again at every execution, which costs three to nine times the claim itself.
 * Lists of ids go in as one JSON array: one statement, however many.
+* Parameters have names, but for the inserts', which are bound in order: seventeen names cost 2 us.
 """
 
 from __future__ import annotations
@@ -58,7 +59,6 @@ _HOLDS_KEY = "dedupe_key is not null and (dedupe_ends = 0 or state < 3)"
 QUEUE_BY_NAME = "select id from litebroker_queue where name = :name"
 ADD_QUEUE = "insert into litebroker_queue(name) values(:name) on conflict(name) do nothing"
 QUEUES = "select name, paused_at_ms from litebroker_queue order by name"
-
 QUEUE_NAME = "select name from litebroker_queue where id = :queue"
 PAUSE = "update litebroker_queue set paused_at_ms = :now where id = :queue and paused_at_ms is null"
 RESUME = "update litebroker_queue set paused_at_ms = null where id = :queue and paused_at_ms is not null"
@@ -349,7 +349,6 @@ PAGE_OF_ENDED = {
 }
 PLACE = "select queue, state, grp, priority, due_at_ms from litebroker_job where id = :id"
 GROUP_NAME = "select name from litebroker_group where id = :grp"
-LEASE_END = "select lease_until_ms from litebroker_job where id = :id and state = 1"
 
 
 def _ahead(condition: str) -> str:

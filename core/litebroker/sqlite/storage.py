@@ -15,9 +15,9 @@ from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Params, Row, drivers_share_sqlite, wrap
 from litebroker.sqlite.engine import Engine
 from litebroker.sqlite.listener import SQLiteListener
-from litebroker.sqlite.location import MEMORY, Options, parse
+from litebroker.sqlite.location import MEMORY, Durability, Options, parse
 from litebroker.sqlite.schedules import ScheduleVerbs
-from litebroker.sqlite.session import BoundSession, Durability
+from litebroker.sqlite.session import BoundSession
 from litebroker.sqlite.values import ValueVerbs
 from litebroker.storage import Listener, Storage
 
@@ -72,7 +72,7 @@ class _Verbs(ScheduleVerbs, ValueVerbs):
 
     def bind(self, connection: object) -> Storage:
         wrapped = wrap(connection)
-        path, mine = main_file(wrapped), self._engine.path
+        path, mine = _main_file(wrapped), self._engine.path
         if path is None or mine is None or os.path.realpath(path) != os.path.realpath(mine):
             msg = (
                 f"the connection is to {path or 'a database in memory'}, and this storage to"
@@ -101,7 +101,8 @@ class SQLiteStorage(_Verbs):
         options: The fields of `Options`; they go before those in the URL.
 
     Raises:
-        ValueError: The URL, or an option, is not understood.
+        TypeError: There is no such option.
+        ValueError: The URL, or an option's value, is not understood.
     """
 
     def __init__(self, where: str | os.PathLike[str], *, clock: Clock | None = None, **options: Any) -> None:
@@ -194,7 +195,10 @@ class SQLiteStorage(_Verbs):
         if self._open:
             self._open = False
             self._forget_callbacks()
-            _let_go(self._engine)
+            engine = self._engine
+            if not _let_go(engine):
+                # Others go on with it; this handle is over all the same.
+                self._engine = _closed(engine)
 
 
 class BoundStorage(BoundSession, _Verbs):
@@ -233,6 +237,10 @@ class BoundStorage(BoundSession, _Verbs):
             raise
         self._connection.rows("release litebroker_bound")
 
+    def listener(self, queues: Sequence[str] = (), topics: Sequence[str] = ()) -> Listener:  # noqa: ARG002
+        msg = "to wait takes a connection of its own: open the storage by its path, and listen there"
+        raise ValueError(msg)
+
     def close(self) -> None:
         """Leaves the connection, which is the caller's, as it is."""
         self._forget_callbacks()
@@ -263,8 +271,8 @@ def open_storage(where: object, *, clock: Clock | None = None, **options: Any) -
         options: The fields of `Options`.
 
     Raises:
-        ValueError: The URL, or an option, is not understood.
-        TypeError: ``where`` is something else.
+        TypeError: ``where`` is something else, or there is no such option.
+        ValueError: The URL, or an option's value, is not understood.
     """
     if isinstance(where, (str, os.PathLike)):
         path, found = parse(where)
@@ -274,7 +282,7 @@ def open_storage(where: object, *, clock: Clock | None = None, **options: Any) -
         return SQLiteStorage.on(_shared_engine(path, chosen, clock), chosen)
     connection = wrap(where)
     chosen = _options(options)
-    file = main_file(connection)
+    file = _main_file(connection)
     if file is None:
         engine = _new_engine(MEMORY, chosen, clock or SystemClock())
     else:
@@ -283,7 +291,7 @@ def open_storage(where: object, *, clock: Clock | None = None, **options: Any) -
     return BoundStorage(engine, chosen.durability, connection, owned=True)
 
 
-def main_file(connection: Connection) -> str | None:
+def _main_file(connection: Connection) -> str | None:
     """The file that a connection is to; None when it is in memory."""
     for _number, name, file in connection.rows("pragma database_list"):
         if name == "main":
@@ -318,7 +326,7 @@ def _new_engine(path: str, options: Options, clock: Clock) -> Engine:
 
 _Key = tuple[str, str, float, bool, bool, int]
 _shared: dict[_Key, tuple[Engine, int]] = {}
-_shared_lock = threading.Lock()
+_shared_lock = threading.RLock()  # re-entrant: a signal handler may open and close, too
 
 
 def _shared_engine(path: str, options: Options, clock: Clock | None) -> Engine:
@@ -333,15 +341,25 @@ def _shared_engine(path: str, options: Options, clock: Clock | None) -> Engine:
         return engine
 
 
-def _let_go(engine: Engine) -> None:
+def _let_go(engine: Engine) -> bool:
+    """Whether that closed it: who uses it last, does."""
     with _shared_lock:
         for key, (shared, users) in list(_shared.items()):
             if shared is engine:
                 if users > 1:
                     _shared[key] = (engine, users - 1)
-                    return
+                    return False
                 del _shared[key]
     engine.close()
+    return True
+
+
+def _closed(engine: Engine) -> Engine:
+    """An engine that answers with `StorageClosedError` only."""
+    closed = Engine(engine.path, driver=engine.driver, busy_timeout_ms=0, clock=engine.clock, shared=True, network=True)
+    closed.transactions = engine.transactions
+    closed.close()
+    return closed
 
 
 if hasattr(os, "register_at_fork"):

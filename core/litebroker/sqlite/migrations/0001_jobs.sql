@@ -17,7 +17,7 @@ create table litebroker_boot(
 
 -- One row for each process that has claimed, for as long as it lives. A free lock on its sidecar means that it died.
 create table litebroker_holder(
-  id integer primary key,             -- 24 bits, the top half of its tokens
+  id integer primary key,             -- 24 bits, the first of its tokens'
   boot text not null,
   label text not null,                -- host:pid
   started_at_ms integer not null
