@@ -455,6 +455,30 @@ def test_a_deleted_sidecar_is_made_anew_and_the_waiter_looks_once_more(tmp_path:
     assert files_in(tmp_path) == []
 
 
+def test_a_renewed_listener_is_not_kept_awake_by_the_fifo_that_a_child_still_has(tmp_path: Path) -> None:
+    listener = Wakeups(tmp_path / "side").listener(["q"], [])
+    (fifo,) = (tmp_path / "side" / "wake").glob("q-*")
+    late = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    child = os.fork()
+    if not child:
+        signal.pause()
+        os._exit(0)
+    try:
+        shutil.rmtree(tmp_path / "side")
+        assert listener.wait(20)
+        os.write(late, b"x")
+        began_cpu = time.thread_time()
+
+        woken = listener.wait(0.3)
+
+        assert not woken
+        assert time.thread_time() - began_cpu < 0.1
+    finally:
+        os.close(late)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_a_writer_leaves_a_deleted_fifo_that_a_stopped_process_still_reads(tmp_path: Path) -> None:
     side = tmp_path / "side"
     wakeups = Wakeups(side)

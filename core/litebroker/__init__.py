@@ -48,7 +48,7 @@ from litebroker.jobs import (
 from litebroker.queue import Job, Queue, Schedule
 from litebroker.schedules import ScheduleSpec, next_tick, plan
 from litebroker.serializer import JSON, RAW, Serializer
-from litebroker.sqlite import BoundStorage, Durability, Options, SQLiteStorage, open_storage
+from litebroker.sqlite import Durability, Options, SQLiteStorage, open_storage
 from litebroker.storage import Listener, ScheduleRecord, Storage, Value
 from litebroker.terms import ErrorContext, log_error
 from litebroker.worker import Context, Worker
@@ -59,7 +59,6 @@ __all__ = [
     "Added",
     "Attempt",
     "Backoff",
-    "BoundStorage",
     "Clock",
     "Context",
     "Counts",
