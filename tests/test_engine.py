@@ -776,16 +776,42 @@ def test_a_disk_that_does_not_confirm_is_an_error_for_each_who_waits(
         except StorageError as error:
             outcomes.append(str(error))
 
-    monkeypatch.setattr(engine, "_sync_file", fail)
-    with led(storage):
-        threads = [in_thread(add) for _ in range(4)]
-        wait_until(lambda: len(storage._engine._waiting) == 4)
-    assert joined(*threads)
-    monkeypatch.undo()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("begin")
+        reader.execute("select count(*) from litebroker_job").fetchall()  # keeps the WAL from being copied back
+        monkeypatch.setattr(engine, "_sync_file", fail)
+        with led(storage):
+            threads = [in_thread(add) for _ in range(4)]
+            wait_until(lambda: len(storage._engine._waiting) == 4)
+        assert joined(*threads)
+        monkeypatch.undo()
+        add()  # the disk would confirm this one, but not what stands before it
 
-    assert len(outcomes) == 4
+    assert len(outcomes) == 5
     assert all("the disk did not confirm" in outcome for outcome in outcomes)
     assert storage.add([job()])[0].created
+    storage.close()
+
+
+def test_after_a_sync_that_failed_the_wal_is_put_into_the_file_before_anything_counts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = SQLiteStorage(path, durability="durable")
+    storage.add([job()])
+    copied: list[tuple[int, int, int]] = []
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(engine, "_sync_file", fail)
+    (added,) = storage.add([job()])
+    monkeypatch.undo()
+
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        copied += db.execute("pragma wal_checkpoint(passive)").fetchall()
+    assert added.created
+    assert copied[0][1] == copied[0][2]
+    assert storage._engine._doubtful is None
     storage.close()
 
 

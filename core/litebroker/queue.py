@@ -591,6 +591,9 @@ class Queue(Generic[T]):
         """
         limit = whole_number("limit", limit, at_least=1)
         last = None if after is None else self._record_of(after)
+        if last is not None:
+            # As it is now: one that was just added, or has changed since, stands elsewhere than its record says.
+            last = self._storage.get(last.id) or last
         return [Job(it, self._terms) for it in self._storage.page(self.name, _state(state), limit=limit, after=last)]
 
     def dead_letters(self, *, limit: int = 100, after: Job[Any] | None = None) -> builtins.list[Job[T]]:

@@ -843,7 +843,7 @@ class Worker:
             return event is None
 
 
-_ASYNC = "the handler is async, and these are threads: use litebroker.aio, or asyncio.run() in the handler"
+_ASYNC = "the handler is async, and these are threads: call asyncio.run() in the handler"
 
 
 def _takes_context(handler: Callable[..., object]) -> bool:

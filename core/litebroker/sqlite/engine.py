@@ -163,6 +163,7 @@ class Engine:
         self._sync_lock = threading.RLock()  # re-entrant, as all of them: a signal handler may write, too
         self._committed = 0
         self._synced = 0
+        self._doubtful: OSError | None = None  # the disk refused a sync, and has not confirmed since
         self._wal: int | None = None
         self._dirty_pages = 0
         self._checkpoint_at = _CHECKPOINT_PAGES
@@ -458,13 +459,41 @@ class Engine:
                 return
             target = self._committed
             try:
-                _sync_file(self._wal_descriptor())
+                if self._doubtful is None:
+                    _sync_file(self._wal_descriptor())
             except FileNotFoundError:
-                pass  # the last connection was closed, as before a fork: that put it all into the file, and synced that
+                pass  # the last connection was closed: that put it all into the file, and synced that
             except OSError as error:
-                msg = f"{self.path}-wal: the disk did not confirm what was written ({error}): it may be lost"
-                raise DatabaseUnavailableError(msg, path=self.path) from error
-            self._synced = target
+                self._doubtful = error
+            if self._doubtful is None:
+                self._synced = target
+                return
+        self._write_back()
+
+    def _write_back(self) -> None:
+        """After the disk has refused a sync once: put the WAL into the database, and have that confirmed.
+
+        Linux tells of a failed write once, and the next sync succeeds without it (fsync(2)). What came later would then
+        stand in the WAL behind a hole, where recovery stops.
+        """
+        with self._lead:
+            db = self._ready()
+            target = self._committed
+            failure: Exception | None = self._doubtful
+            try:
+                self._lock_writer()
+                ((_busy, gathered, copied),) = db.rows("pragma wal_checkpoint(passive)")
+                if gathered == copied:
+                    self._doubtful = None
+                    self._synced = max(self._synced, target)
+                    return
+            except StorageError as error:
+                failure = error
+            finally:
+                if self._writer_lock is not None:
+                    self._writer_lock.release()
+        msg = f"{self.path}-wal: the disk did not confirm what was written ({failure}): it may be lost in a power cut"
+        raise DatabaseUnavailableError(msg, path=self.path) from failure
 
     def _wal_descriptor(self) -> int:
         # The -wal is the one file of SQLite's that others may open: its locks lie elsewhere. SQLite removes it when the
