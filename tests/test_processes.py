@@ -305,4 +305,4 @@ def test_nothing_of_a_process_that_has_ended_is_left_in_the_folder_of_locks(
 
     assert len(taken) == 1
     assert len(list(live.iterdir())) == 1  # our own
-    assert len(storage.execute("select * from litebroker_holder")) == 1
+    assert len(storage.execute("select * from litebroker_process")) == 1

@@ -14,9 +14,9 @@ from litebroker.sqlite import statements as sql
 # Why a statement may walk a whole index or a small table.
 _WALKS = {
     "QUEUES": "lists every queue",
-    "HOLDERS": "a row for each living process",
+    "PROCESSES": "a row for each living process",
     "ANY_GROUP": "one row, whichever",
-    "RECOVER_HOLDER": "the index of active jobs, when a process has died",
+    "RECOVER_PROCESS": "the index of active jobs, when a process has died",
 }
 # Why a statement may sort.
 _SORTS: dict[str, str] = {}

@@ -61,7 +61,7 @@ class Probe:
 
     def _statement(self, text: str) -> None:
         # The look for dead processes comes twice a second, whatever is done.
-        if not text.startswith("--") and not (text.startswith("select") and "litebroker_holder" in text):
+        if not text.startswith("--") and not (text.startswith("select") and "litebroker_process" in text):
             self.statements.append(text)
 
     def _step(self) -> int:

@@ -63,7 +63,7 @@ _LOOK_S = 1.0
 _SEEN_S = 60.0
 # What a thread that forks needs to take the locks, which others would take again and again.
 _COURTESY_S = 0.005
-HOLDER_SHIFT = 38  # tokens are holder << 38 | claim
+PROCESS_SHIFT = 38  # tokens are process << 38 | claim
 
 
 class Tx:
@@ -175,7 +175,7 @@ class Engine:
         self._registered = False
         self._checked_at = 0.0
         self._swept_at = 0.0
-        self.holder = _new_holder()
+        self.process = _new_process_number()
         self._claims = itertools.count(SystemRandom().getrandbits(32))
         self._last_id = 0
         self._lane = SystemRandom().getrandbits(12)
@@ -765,11 +765,11 @@ class Engine:
         _engines.discard(self)
 
     def _give_up_leases(self) -> None:
-        from litebroker.sqlite.recovery import recover_holder
+        from litebroker.sqlite.recovery import recover_process
 
-        holder = self.holder
+        process = self.process
         with self.transaction() as tx:
-            recover_holder(self, tx, holder)
+            recover_process(self, tx, process)
 
     # -- time, names and identities --
 
@@ -810,7 +810,7 @@ class Engine:
 
     def next_token(self) -> int:
         """A token that no other claim has. Call `register` before the claim."""
-        return self.holder << HOLDER_SHIFT | next(self._claims) & ((1 << HOLDER_SHIFT) - 1)
+        return self.process << PROCESS_SHIFT | next(self._claims) & ((1 << PROCESS_SHIFT) - 1)
 
     def next_ids(self, count: int) -> int:
         """The first of ``count`` new ids that follow each other, in the order of time."""
@@ -836,16 +836,16 @@ class Engine:
         while True:
             self.hold_liveness()
             db.rows(
-                sql.ADD_HOLDER,
-                {"id": self.holder, "boot": machine.boot_id(), "label": label, "now": self.clock.now_ms()},
+                sql.ADD_PROCESS,
+                {"id": self.process, "boot": machine.boot_id(), "label": label, "now": self.clock.now_ms()},
             )
-            if db.rows(sql.HOLDER, {"id": self.holder}) == [(label,)]:
+            if db.rows(sql.PROCESS_LABEL, {"id": self.process}) == [(label,)]:
                 return
             # Another process drew the same number.
             if self._liveness is not None:
                 self._liveness.forget()
                 self._liveness = None
-            self.holder = _new_holder()
+            self.process = _new_process_number()
 
     def registration_committed(self) -> None:
         self._registered = True
@@ -855,7 +855,7 @@ class Engine:
             return
         try:
             if self._liveness is None:
-                self._liveness = Liveness(self._sidecar, self.holder)
+                self._liveness = Liveness(self._sidecar, self.process)
             self._liveness.hold()
         except OSError as error:
             raise self._sidecar_error(error) from error
@@ -948,7 +948,7 @@ def in_savepoint(tx: Tx, op: Callable[[Tx], R]) -> R:
     return result
 
 
-def _new_holder() -> int:
+def _new_process_number() -> int:
     return (1 << 23) | SystemRandom().getrandbits(23)  # 24 bits, so that every token takes eight bytes
 
 

@@ -65,7 +65,7 @@ class WriterLock:
 
     Attributes:
         release: Lets others take the lock. Does nothing when it is not held. It is a C function, so that no exception
-            can come between its call and its effect.
+            can come between its call and its effect. It changes with the descriptor: look it up at each call.
     """
 
     release: Callable[[], object]

@@ -60,18 +60,18 @@ def recover_ended(engine: Engine, tx: Tx, queue: str, queue_id: int, *, now: int
             return failed
 
 
-def recover_holder(engine: Engine, tx: Tx, holder: int) -> list[JobRecord]:
+def recover_process(engine: Engine, tx: Tx, process: int) -> list[JobRecord]:
     """Take back every lease of a process, and strike it off; those that failed by it."""
     lapsed = tx.db.rows(
-        sql.RECOVER_HOLDER,
+        sql.RECOVER_PROCESS,
         {
-            "holder": holder,
+            "process": process,
             "now": engine.clock.now_ms(),
             "error": rows.error_text(_DIED),
             "message": rows.error_line(_DIED),
         },
     )
-    tx.db.rows(sql.REMOVE_HOLDER, {"id": holder})
+    tx.db.rows(sql.REMOVE_PROCESS, {"id": process})
     return _sort_out(
         engine, tx, [(job_id, queue_name(engine, tx.db, queue_id), state) for job_id, queue_id, state in lapsed]
     )
@@ -89,15 +89,15 @@ def recover_dead(engine: Engine) -> None:
         if engine.registered:
             engine.hold_liveness()
         boot = machine.boot_id()
-        for holder, its_boot, label in engine.read(lambda db: db.rows(sql.HOLDERS)):
-            if holder == engine.holder or not boot:
+        for process, its_boot, label in engine.read(lambda db: db.rows(sql.PROCESSES)):
+            if process == engine.process or not boot:
                 continue
-            dead = is_alive(engine.sidecar, holder) is False if its_boot == boot else engine.local
+            dead = is_alive(engine.sidecar, process) is False if its_boot == boot else engine.local
             if not dead:
                 continue
             log.info("%s: the process %s died: its jobs are taken back", engine.path, label)
-            engine.write(lambda tx, holder=holder: recover_holder(engine, tx, holder))  # type: ignore[misc]
-            bury(engine.sidecar, holder)
+            engine.write(lambda tx, process=process: recover_process(engine, tx, process))  # type: ignore[misc]
+            bury(engine.sidecar, process)
     except (StorageError, OSError) as error:
         log.warning("%s: the jobs of dead processes could not be looked after: %s", engine.path, error)
 

@@ -40,7 +40,7 @@ def _logged(outcome: str, error: str) -> str:
     '$[#]',
     json_array(
       attempts, claimed_at_ms, :now,
-      coalesce((select label from litebroker_holder where id = token >> 38), ''),
+      coalesce((select label from litebroker_process where id = token >> 38), ''),
       {outcome}, {error}
     )
   )"""
@@ -183,7 +183,7 @@ RECOVER = (
     " and lease_until_ms <= +:steady order by lease_until_ms limit 100) returning id, state"
 )
 # Walks the index of all active jobs, when a process has died.
-RECOVER_HOLDER = f"{_LAPSE} where state = 1 and token >> 38 = :holder returning id, queue, state"
+RECOVER_PROCESS = f"{_LAPSE} where state = 1 and token >> 38 = :process returning id, queue, state"
 
 # -- settling: each names the lease --
 
@@ -474,10 +474,10 @@ ANCHOR = "select anchor_ms from litebroker_boot where id = :id"
 LATEST_SEEN = "select max(seen_ms) from litebroker_boot"
 ADD_BOOT = "insert into litebroker_boot(id, anchor_ms, seen_ms) values(:id, :anchor, :seen) on conflict(id) do nothing"
 SEEN = "update litebroker_boot set seen_ms = :seen where id = :id and seen_ms < :seen"
-ADD_HOLDER = (
-    "insert into litebroker_holder(id, boot, label, started_at_ms) values(:id, :boot, :label, :now)"
+ADD_PROCESS = (
+    "insert into litebroker_process(id, boot, label, started_at_ms) values(:id, :boot, :label, :now)"
     " on conflict(id) do nothing"
 )
-HOLDER = "select label from litebroker_holder where id = :id"
-HOLDERS = "select id, boot, label from litebroker_holder"
-REMOVE_HOLDER = "delete from litebroker_holder where id = :id"
+PROCESS_LABEL = "select label from litebroker_process where id = :id"
+PROCESSES = "select id, boot, label from litebroker_process"
+REMOVE_PROCESS = "delete from litebroker_process where id = :id"

@@ -16,7 +16,7 @@ create table litebroker_boot(
 ) strict, without rowid;
 
 -- One row for each process that has claimed, for as long as it lives. A free lock on its sidecar means that it died.
-create table litebroker_holder(
+create table litebroker_process(
   id integer primary key,             -- 24 bits, the first of its tokens'
   boot text not null,
   label text not null,                -- host:pid
@@ -58,7 +58,7 @@ create table litebroker_job(
   due_at_ms integer not null,
   attempts integer not null check (attempts >= 0),
   max_attempts integer not null,      -- 0 is without limit
-  token integer not null,             -- the lease's: holder << 38 | claim; 1 << 60 when there is none
+  token integer not null,             -- the lease's: process << 38 | claim; 1 << 60 when there is none
   lease_until_ms integer not null,
   claimed_at_ms integer not null,
   created_at_ms integer not null,
