@@ -1,0 +1,177 @@
+"""One file in one process, as its Redis connections share it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from litebroker import SQLiteStorage, open_storage
+from litebroker_rq.heartbeats import Heartbeats
+from litebroker_rq.keyspace import Session
+from litebroker_rq.leases import Leases
+from litebroker_rq.scripting import Scripts
+
+_SCHEME = "sqlite:///"
+_DEFAULT_LEASE_S = 60.0
+_PURGE_EVERY_MS = 1000
+_PURGE_LIMIT = 100
+
+
+class Database:
+    """The storage, and what a process knows beside it.
+
+    Attributes:
+        storage: The engine on the file.
+        leases: The claims of this file's RQ queues.
+        scripts: The Lua scripts that this process was given.
+        heartbeats: What of this process' worker is kept back for the next write.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        location, options = split(url)
+        lease_ms = int(float(options.pop("lease", _DEFAULT_LEASE_S)) * 1000)
+        if lease_ms <= 0:
+            message = f"lease={lease_ms / 1000} in {url}: it takes more than 0 seconds"
+            raise ValueError(message)
+        self._relaxed = options.get("durability") == "relaxed"
+        self.storage: SQLiteStorage = open_storage(join(location, options))
+        self.storage.install("litebroker_rq", _migrations())
+        self.leases = Leases(lease_ms)
+        self.scripts = Scripts()
+        self.heartbeats = Heartbeats()
+        self._local = threading.local()
+        self._known_queues: set[str] = set()
+        self._known_keys: set[bytes] = set()
+        self._new_queues: list[str] = []
+        self._purge_at_ms = 0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Session]:
+        """One moment of the file; or the transaction that this thread has open."""
+        session: Session | None = getattr(self._local, "session", None)
+        if session is not None:
+            yield session
+            return
+        with self.storage.snapshot() as transaction:
+            yield Session(self, transaction, writing=False)
+
+    @contextlib.contextmanager
+    def writing(self, *, lasting: bool = False) -> Iterator[Session]:
+        """A write transaction, or the one that this thread has open.
+
+        Args:
+            lasting: Its loss in a power cut would be a loss, so that it has to be on disk when this returns; unless the
+                file was opened as "relaxed". What adds jobs to a queue lasts by itself.
+        """
+        session: Session | None = getattr(self._local, "session", None)
+        if session is not None:
+            yield session
+            return
+        with self.storage.transaction(durable=True if lasting and not self._relaxed else None) as transaction:
+            session = Session(self, transaction, writing=True)
+            self._local.session = session
+            try:
+                self.heartbeats.write(session)
+                yield session
+                self._purge(session)
+                session.end()
+            finally:
+                self._local.session = None
+        if self._new_queues:
+            # The storage remembers a queue's id when it is asked outside a transaction.
+            while self._new_queues:
+                self.storage.find(self._new_queues.pop(), ref="")
+
+    def in_transaction(self) -> bool:
+        """Whether this thread has a write transaction open."""
+        return getattr(self._local, "session", None) is not None
+
+    def _purge(self, session: Session) -> None:
+        if session.now_ms >= self._purge_at_ms or session.now_ms < self._purge_at_ms - _PURGE_EVERY_MS:
+            self._purge_at_ms = session.now_ms + _PURGE_EVERY_MS
+            session.purge_expired(_PURGE_LIMIT)
+
+    def knows_queue(self, key: bytes) -> bool:
+        """Whether the key is one that this process has pushed to."""
+        return key in self._known_keys
+
+    def know_queue(self, session: Session, name: str) -> None:
+        """A queue of this name is RQ's: KEYS and FLUSHDB must find it."""
+        if name not in self._known_queues:
+            session.write("insert or ignore into litebroker_rq_queues (name) values (?)", name)
+            self._known_queues.add(name)
+            self._known_keys.add(name.encode())
+            self._new_queues.append(name)
+
+    def write_heartbeats(self) -> None:
+        """Write now what is kept back."""
+        if self.heartbeats.pending:
+            with self.writing():
+                pass
+
+
+_databases: dict[tuple[str, str], Database] = {}
+_databases_lock = threading.RLock()
+
+
+def opened(url: str) -> Database:
+    """This process' database of the URL. All connections of a process to a file share one."""
+    location, options = split(url)
+    key = (os.path.realpath(location), urlencode(sorted(options.items())))
+    database = _databases.get(key)
+    if database is None:
+        with _databases_lock:
+            database = _databases.get(key)
+            if database is None:
+                database = _databases[key] = Database(url)
+    return database
+
+
+def _before_fork() -> None:
+    for database in list(_databases.values()):
+        if not database.in_transaction():
+            database.write_heartbeats()
+
+
+def _after_fork_in_child() -> None:
+    global _databases_lock  # noqa: PLW0603 - another thread may have held it
+    _databases_lock = threading.RLock()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+
+def split(url: str) -> tuple[str, dict[str, str]]:
+    """The path and the options of ``sqlite:///jobs.db?lease=60`` (four slashes: an absolute path), or of a path.
+
+    Raises:
+        ValueError: It is a URL of another scheme, or names no file.
+    """
+    location, query = url, ""
+    if url.startswith(_SCHEME):
+        location, _, query = url[len(_SCHEME) :].partition("?")
+        location = unquote(location)
+    elif "://" in url or url.startswith("sqlite:"):
+        message = f"{url!r}: litebroker_rq takes a path, or sqlite:///jobs.db (sqlite:////srv/jobs.db when absolute)"
+        raise ValueError(message)
+    if not location or location == ":memory:":
+        message = f"{url!r} names no file that workers could share: sqlite:///jobs.db"
+        raise ValueError(message)
+    return location, dict(parse_qsl(query))
+
+
+def join(location: str, options: dict[str, str]) -> str:
+    """The URL of a path and options. The path becomes absolute, so that it holds in any folder."""
+    query = "?" + urlencode(options) if options else ""
+    return _SCHEME + quote(os.path.abspath(location)) + query  # noqa: PTH100 - a link may be pointed elsewhere later
+
+
+def _migrations() -> Sequence[str]:
+    folder = resources.files("litebroker_rq") / "migrations"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return [(folder / name).read_text(encoding="utf-8") for name in names]
