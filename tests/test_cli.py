@@ -887,3 +887,21 @@ def test_what_rq_refuses_is_told_as_rq_does(command: Command) -> None:
 
     assert answer.returncode == 2
     assert "No such command 'no-such-command'" in answer.stderr
+
+
+# A job that ends its process at once
+
+
+def test_a_process_that_its_first_job_ends_is_started_again(command: Command, queue: Queue[Any]) -> None:
+    (command.folder / "hard.py").write_text("import os\n\ndef run(data):\n    os._exit(1)\n")
+    queue.add(1, attempts=2)
+
+    process = command.start("worker", "hard:run", "--queue", "work", "--processes", "2")
+
+    ends_at = time.monotonic() + LIMIT
+    while not queue.dead_letters() and time.monotonic() < ends_at:
+        time.sleep(0.01)
+    assert [job.error.reason for job in queue.dead_letters() if job.error] == ["lapsed"]
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT) == 0

@@ -21,8 +21,9 @@ UNFINISHED = 3
 # Signals come in pairs where a terminal, or a service manager, sends them to all processes and a parent hands its own
 # on, too.
 ECHO_S = 0.5
-# What supervisor and process say to each other: it works; it is to stop; it is to cancel what runs.
-UP, STOP, HURRY = b"u", b"s", b"h"
+# What supervisor and process say to each other: it works; it cannot do what it is asked to, and has said why; it is to
+# stop; it is to cancel what runs.
+UP, REFUSED, STOP, HURRY = b"u", b"r", b"s", b"h"
 # How long cancelled handlers have to notice.
 _LAST_WORDS_S = 5.0
 # A signal that comes right before the main thread begins to wait for a lock does not end that wait, and Python runs the

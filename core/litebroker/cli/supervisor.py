@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
 
-from litebroker.cli.shift import ECHO_S, HURRY, SIGNALS, STOP, UNFINISHED, UP
+from litebroker.cli.shift import ECHO_S, HURRY, REFUSED, SIGNALS, STOP, UNFINISHED, UP
 
 # A process that dies is started again after this; each time later, unless it has lived for a while.
 _PAUSE_S, _LONGEST_PAUSE_S, _WHILE_S = 0.1, 30.0, 10.0
@@ -21,8 +21,6 @@ _KILL_AFTER_S = 10.0
 # Whatever a signal should have told is looked at again after this.
 _LOOK_S = 1.0
 _VARIABLE = "LITEBROKER_SUPERVISED"
-# What a command ends with that cannot do what it is asked to. It has said why.
-_REFUSED = (1, 2)
 _WORKS, _STOPS, _CANCELS, _KILLS = range(4)
 
 _logger = logging.getLogger("litebroker.worker")
@@ -48,6 +46,7 @@ class _Process:
         self._deaths = 0
         self._started_at = 0.0
         self._up = False
+        self.refused = False
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -73,7 +72,9 @@ class _Process:
         """Whether it has said that it works."""
         if not self._up and self._control is not None:
             with suppress(OSError):
-                self._up = self._control.recv(1) == UP
+                said = self._control.recv(16)
+                self._up = UP in said
+                self.refused = self.refused or REFUSED in said
         return self._up
 
     def listen(self, selector: selectors.BaseSelector) -> bool:
@@ -161,7 +162,7 @@ class Supervisor:
                 if status != 0 and process.is_up():
                     self._status = self._status or UNFINISHED
                     _logger.warning("process %d %s", process.number, _ended(status))
-            elif not self._proven and status in _REFUSED:
+            elif not self._proven and process.refused:
                 self._stage, self._status = _STOPS, status
             else:
                 pause = max(process.start_at - monotonic(), 0)

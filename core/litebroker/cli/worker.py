@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,8 @@ import click
 
 from litebroker.cli import supervisor
 from litebroker.cli.options import Place, database, database_option, duration, opened, usage_errors
-from litebroker.cli.shift import Shift
+from litebroker.cli.shift import REFUSED, Shift
+from litebroker.errors import LitebrokerError
 from litebroker.queue import Queue
 from litebroker.sqlite import SQLiteStorage, open_storage
 from litebroker.worker import Worker
@@ -116,8 +118,19 @@ def worker(
     if processes > 1 and control is None:
         command = [sys.executable, "-m", "litebroker.cli", *ctx.ensure_object(Place).args]
         return supervisor.Supervisor(command, processes, stop_timeout=stop_timeout).run()
-    shift = Shift(stop_timeout=stop_timeout, control=control)
-    module, handler = _load(ctx, target)
+    try:
+        return _work(ctx, setup, control)
+    except (click.ClickException, LitebrokerError, OSError):
+        if control is not None:
+            with suppress(OSError):  # the supervisor has gone
+                control.send(REFUSED)
+        raise
+
+
+def _work(ctx: click.Context, setup: _Setup, control: socket.socket | None) -> int:
+    """Run the workers in this process."""
+    shift = Shift(stop_timeout=setup.stop_timeout, control=control)
+    module, handler = _load(ctx, setup.target)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with ExitStack() as stack:
         queues = _queues(ctx, stack, setup, module)
