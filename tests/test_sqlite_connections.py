@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from litebroker.errors import GroupConflictError
+from litebroker.errors import DatabaseBusyError, ForeignDatabaseError, GroupConflictError
 from litebroker.jobs import JobSpec, State
 from litebroker.schedules import ScheduleSpec
 from litebroker.sqlite import BoundStorage, SQLiteStorage, open_storage
@@ -409,3 +409,46 @@ def test_a_waiting_worker_notices_what_the_caller_commits(storage: SQLiteStorage
         assert claimed_before == []
         assert listener.wait(LIMIT)
         assert len(storage.claim(["work"], limit=1, lease_ms=1000)) == 1
+
+
+# What a newcomer's first lines run into
+
+
+def test_a_strangers_file_is_refused_on_his_own_connection_too(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("create table users(n)")
+        db.commit()
+
+        db.execute("insert into users values(1)")  # a transaction is open from here
+        with pytest.raises(ForeignDatabaseError, match="users"):
+            open_storage(path).bind(db)
+
+        db.rollback()
+        assert db.execute("select name from sqlite_master").fetchall() == [("users",)]
+
+
+def test_a_transaction_that_read_before_another_wrote_is_told_how_to_begin(tmp_path: Path) -> None:
+    storage = open_storage(tmp_path / "jobs.db")
+    storage.add([JobSpec(queue="q", payload=b"")])
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as db:
+        db.execute("begin")
+        db.execute("select count(*) from litebroker_job").fetchall()
+        storage.add([JobSpec(queue="q", payload=b"")])
+
+        with pytest.raises(DatabaseBusyError, match="BEGIN IMMEDIATE"):
+            storage.bind(db).add([JobSpec(queue="q", payload=b"")])
+    storage.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "words"),
+    [
+        (None, TypeError, "where is None"),
+        (5, TypeError, "int"),
+        ("jobs.db?durability=full", ValueError, "sqlite:///jobs.db"),
+    ],
+)
+def test_what_is_no_place_is_refused(where: object, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        open_storage(where)

@@ -333,6 +333,13 @@ def _translate(error: Exception, path: str | None) -> Exception:  # noqa: PLR091
     if code == _CONSTRAINT:
         return UniqueError(text) if "UNIQUE" in text else StorageError(f"{where}: {text}", path=path)
     if code in {_BUSY, _LOCKED, _PROTOCOL}:
+        if path is None:
+            # On the caller's connection. SQLite fails a transaction at once that has read, and would write after
+            # another has (sqlite.org/rescode.html#busy_snapshot); the others wait as long as the connection says.
+            return DatabaseBusyError(
+                f"your connection could not write ({text}): begin the transaction with BEGIN IMMEDIATE, since one that"
+                " has read first cannot write once another has; and connect with a longer timeout"
+            )
         return DatabaseBusyError(
             f"{where}: another connection holds the write lock ({text}): look for a transaction that was left open,"
             " or raise busy_timeout",

@@ -141,7 +141,7 @@ class Engine:
         self.transactions = 0
         self.callbacks: list[Callable[[JobRecord], None]] = []
         self._busy_timeout_ms = busy_timeout_ms
-        self._shared = shared
+        self.shared = shared
         self._network = network
         self._sidecar = Path(f"{path}-litebroker") if path is not None else None
         self.wakeups = Wakeups(self._sidecar)
@@ -638,7 +638,7 @@ class Engine:
                 self._lock_writer()
                 db = connect(self.path, self.driver, busy_timeout_ms=self._busy_timeout_ms)
                 try:
-                    found = schema.check(db, self.path, shared=self._shared)
+                    found = schema.check(db, self.path, shared=self.shared)
                     schema.use_wal(db, self.path, busy_timeout_ms=self._busy_timeout_ms)
                     schema.migrate(db, found)
                     identity = _identity(self.path)
@@ -662,7 +662,7 @@ class Engine:
             return
         db = connect(str(self.path), self.driver, busy_timeout_ms=self._busy_timeout_ms)
         try:
-            schema.check(db, self.path, shared=self._shared)
+            schema.check(db, self.path, shared=self.shared)
         finally:
             db.close()
 

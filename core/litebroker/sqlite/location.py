@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -70,6 +71,9 @@ def parse(where: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         msg = f"{where!r}: a path cannot hold a NUL character"
         raise ValueError(msg)
     if "://" not in text:
+        if re.search(r"\?\w+=", text):
+            msg = f"{text!r}: options need a URL: write sqlite:///{text}"
+            raise ValueError(msg)
         return text, {}
     url = urlsplit(text)
     if url.scheme != "sqlite" or url.netloc or url.fragment:

@@ -60,8 +60,8 @@ def recover_ended(engine: Engine, tx: Tx, queue: str, queue_id: int, *, now: int
             return failed
 
 
-def recover_process(engine: Engine, tx: Tx, process: int) -> list[JobRecord]:
-    """Take back every lease of a process, and strike it off; those that failed by it."""
+def recover_process(engine: Engine, tx: Tx, process: int) -> int:
+    """Take back every lease of a process, and strike it off; how many there were."""
     lapsed = tx.db.rows(
         sql.RECOVER_PROCESS,
         {
@@ -72,9 +72,8 @@ def recover_process(engine: Engine, tx: Tx, process: int) -> list[JobRecord]:
         },
     )
     tx.db.rows(sql.REMOVE_PROCESS, {"id": process})
-    return _sort_out(
-        engine, tx, [(job_id, queue_name(engine, tx.db, queue_id), state) for job_id, queue_id, state in lapsed]
-    )
+    _sort_out(engine, tx, [(job_id, queue_name(engine, tx.db, queue_id), state) for job_id, queue_id, state in lapsed])
+    return len(lapsed)
 
 
 def recover_dead(engine: Engine) -> None:
@@ -95,9 +94,10 @@ def recover_dead(engine: Engine) -> None:
             dead = is_alive(engine.sidecar, process) is False if its_boot == boot else engine.local
             if not dead:
                 continue
-            log.info("%s: the process %s died: its jobs are taken back", engine.path, label)
-            engine.write(lambda tx, process=process: recover_process(engine, tx, process))  # type: ignore[misc]
+            jobs = engine.write(lambda tx, process=process: recover_process(engine, tx, process))  # type: ignore[misc]
             bury(engine.sidecar, process)
+            if jobs:
+                log.info("%s: the process %s is gone: %d jobs are taken back from it", engine.path, label, jobs)
     except (StorageError, OSError) as error:
         log.warning("%s: the jobs of dead processes could not be looked after: %s", engine.path, error)
 

@@ -216,7 +216,8 @@ class BoundStorage(BoundSession, _Verbs):
         if engine.path is not None and not connection.in_transaction:
             engine.open()
         else:
-            schema.migrate(connection, schema.check(connection, engine.path, shared=True))
+            shared = engine.path is None or engine.shared
+            schema.migrate(connection, schema.check(connection, engine.path, shared=shared))
             engine.use_anchor_in(connection)
 
     @property
@@ -280,6 +281,9 @@ def open_storage(where: object, *, clock: Clock | None = None, **options: Any) -
         if path == MEMORY:
             return SQLiteStorage(path, clock=clock, **options)
         return SQLiteStorage.on(_shared_engine(path, chosen, clock), chosen)
+    if where is None:
+        msg = "where is None: give a path, a URL such as sqlite:///jobs.db, or a connection"
+        raise TypeError(msg)
     connection = wrap(where)
     chosen = _options(options)
     file = _main_file(connection)
