@@ -97,7 +97,7 @@ def left_behind(of: SQLiteStorage) -> list[str]:
     free: list[bool] = []
 
     def probe() -> None:
-        for lock in (mine._lead, mine._read_lock, mine._sync_lock, mine._id_lock):
+        for lock in (mine._lead, mine._read_lock, mine._sync_lock, mine.identities._lock):
             free.append(lock.acquire(blocking=False))
             if free[-1]:
                 lock.release()

@@ -16,9 +16,7 @@ and nothing that was acknowledged is lost to a power cut.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import itertools
 import logging
 import os
 import threading
@@ -27,10 +25,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import SystemRandom
 from typing import Any, Generic, TypeVar
 
-from litebroker.clock import Clock, SystemClock
+from litebroker.clock import Clock
 from litebroker.errors import (
     DatabaseBusyError,
     DatabaseFullError,
@@ -40,10 +37,12 @@ from litebroker.errors import (
     StorageError,
 )
 from litebroker.jobs import JobRecord
-from litebroker.sqlite import machine, schema
+from litebroker.sqlite import fork, machine, schema
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, connect, drivers_share_sqlite
+from litebroker.sqlite.identities import Identities
 from litebroker.sqlite.locks import Liveness, WriterLock
+from litebroker.sqlite.steady import SteadyClock
 from litebroker.wakeup import Wakeups
 
 try:
@@ -59,11 +58,6 @@ R = TypeVar("R")
 _CHECKPOINT_PAGES = 1000
 # How often an engine looks whether its file is still the one it opened.
 _LOOK_S = 1.0
-# How often the file is told the time, for the next start of the machine.
-_SEEN_S = 60.0
-# What a thread that forks needs to take the locks, which others would take again and again.
-_COURTESY_S = 0.005
-PROCESS_SHIFT = 38  # tokens are process << 38 | claim
 
 
 class Tx:
@@ -150,6 +144,7 @@ class Engine:
         self._spoiled = False
         self._fresh()
         _engines.add(self)
+        fork.register(self)
 
     def _fresh(self) -> None:
         """Everything that belongs to one process only; made anew in a forked child."""
@@ -169,17 +164,12 @@ class Engine:
         self._checkpoint_at = _CHECKPOINT_PAGES
         self._identity: tuple[int, int] | None = None
         self._looked_at = 0.0
-        self._anchor_ms: int | None = None
-        self._seen_at = 0.0
         self._liveness: Liveness | None = None
         self._registered = False
         self._checked_at = 0.0
         self._swept_at = 0.0
-        self.process = _new_process_number()
-        self._claims = itertools.count(SystemRandom().getrandbits(32))
-        self._last_id = 0
-        self._lane = SystemRandom().getrandbits(12)
-        self._id_lock = threading.RLock()
+        self.identities = Identities()
+        self._steady = SteadyClock(self.clock)
         self.grouped: set[int] = set()  # queues known to have groups
         self.quiet: set[int] = set()  # queues whose last claim found nothing
         self.looked: dict[int, tuple[int, int]] = {}  # when due times and leases were last looked at
@@ -204,8 +194,7 @@ class Engine:
         """
         if self._leading():
             return self._join(op, durable=durable, single=single)
-        if _fork_waits:
-            time.sleep(_COURTESY_S)
+        fork.give_way()
         request = _Request(op, durable=durable, single=single)
         self._waiting.append(request)
         try:
@@ -235,8 +224,7 @@ class Engine:
                 self._tx.durable = True
             yield self._tx
             return
-        if _fork_waits:
-            time.sleep(_COURTESY_S)
+        fork.give_way()
         # A signal handler, before the leader has begun, or after its commit: the turn is the leader's.
         interrupting = self._leading()
         with self._lead:
@@ -527,7 +515,7 @@ class Engine:
             if gathered > 0:
                 wanted = self._checkpoint_at * _CHECKPOINT_PAGES // gathered
                 self._checkpoint_at = min(max(wanted, _CHECKPOINT_PAGES), 8 * _CHECKPOINT_PAGES)
-            self._mark_seen(db)
+            self._steady.mark(db)
         except StorageError as error:
             self._dirty_pages = _CHECKPOINT_PAGES // 2
             log.warning("a checkpoint failed, and will be tried again: %s", error)
@@ -566,8 +554,7 @@ class Engine:
 
     def _prepare_reading(self) -> None:
         """Opening and looking after the file are a writer's work, and done before the read lock is taken."""
-        if _fork_waits:
-            time.sleep(_COURTESY_S)
+        fork.give_way()
         if self._db is None or self._replaced():
             with self._lead:
                 self._ready()
@@ -653,7 +640,7 @@ class Engine:
                     self._writer_lock.release()
         self._db = db
         self._looked_at = time.monotonic()
-        self._find_anchor(db)
+        self._steady.find(db)
         self.wakeups.sweep()
 
     def _look_first(self) -> None:
@@ -738,18 +725,15 @@ class Engine:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def close(self) -> None:
-        """Give back what this process still holds, and let go of the file."""
+    def close(self, *, orderly: bool) -> None:
+        """Let go of the file.
+
+        Args:
+            orderly: Nothing is claimed any more. Otherwise others are left to find a dead process, and what it held.
+        """
         with self._lead:
             if self._closed:
                 return
-            orderly = True
-            if self._registered:
-                try:
-                    self._give_up_leases()
-                except StorageError as error:
-                    orderly = False
-                    log.warning("%s: leases could not be given back at close: %s", self.path, error)
             self._closed = True
             with self._read_lock:
                 self._drop_connections()
@@ -763,66 +747,25 @@ class Engine:
                 self._writer_lock.close()
             self.wakeups.close()
         _engines.discard(self)
-
-    def _give_up_leases(self) -> None:
-        from litebroker.sqlite.recovery import recover_process
-
-        process = self.process
-        with self.transaction() as tx:
-            recover_process(self, tx, process)
+        fork.unregister(self)
 
     # -- time, names and identities --
 
     def steady_ms(self) -> int:
-        """The file's steady clock: what leases and expiries are measured by. It lies in the file, which is opened."""
-        if self._anchor_ms is None:
+        """The file's steady clock. Its anchor lies in the file, which is opened for it."""
+        if not self._steady.is_known:
             self.open()
-        assert self._anchor_ms is not None  # noqa: S101 - for the type checker
-        return self._anchor_ms + self.clock.steady_ms()
+        return self._steady.now_ms()
 
     def use_anchor_in(self, db: Connection) -> None:
         """Go by the file's steady clock, read through another connection, while this engine is not open itself."""
         if self._db is None:
-            self._find_anchor(db)
+            self._steady.find(db)
 
-    def _find_anchor(self, db: Connection) -> None:
-        system = isinstance(self.clock, SystemClock)
-        name = machine.steady_clock_id() if system else f"a {type(self.clock).__name__}"
-        steady = self.clock.steady_ms()
-        if not name:
-            self._anchor_ms = self.clock.now_ms() - steady
-            return
-        self._boot = name
-        rows = db.rows(sql.ANCHOR, {"id": name})
-        if not rows:
-            # A machine that started with its wall clock set back must not see leases of the time before as far ahead.
-            (latest,) = db.rows(sql.LATEST_SEEN)[0]
-            now = max(self.clock.now_ms(), latest or 0)
-            db.rows(sql.ADD_BOOT, {"id": name, "anchor": now - steady, "seen": now})
-            rows = db.rows(sql.ANCHOR, {"id": name})
-        self._anchor_ms = int(rows[0][0])
-
-    def _mark_seen(self, db: Connection) -> None:
-        now = time.monotonic()
-        if now - self._seen_at > _SEEN_S and hasattr(self, "_boot"):
-            self._seen_at = now
-            db.rows(sql.SEEN, {"id": self._boot, "seen": self.steady_ms()})
-
-    def next_token(self) -> int:
-        """A token that no other claim has. Call `register` before the claim."""
-        return self.process << PROCESS_SHIFT | next(self._claims) & ((1 << PROCESS_SHIFT) - 1)
-
-    def next_ids(self, count: int) -> int:
-        """The first of ``count`` new ids that follow each other, in the order of time."""
-        now = (time.time_ns() // 1000 - _EPOCH_US) << 12
-        with self._id_lock:
-            first = max(now | self._lane, self._last_id + (1 << 12))
-            self._last_id = first + ((count - 1) << 12)
-        return first
-
-    def change_lane(self) -> None:
-        """Two processes drew the same ids: go another way."""
-        self._lane = SystemRandom().getrandbits(12)
+    @property
+    def process(self) -> int:
+        """The number of this process among those that claim from the file."""
+        return self.identities.process
 
     @property
     def registered(self) -> bool:
@@ -845,7 +788,7 @@ class Engine:
             if self._liveness is not None:
                 self._liveness.forget()
                 self._liveness = None
-            self.process = _new_process_number()
+            self.identities.change_process()
 
     def registration_committed(self) -> None:
         self._registered = True
@@ -893,11 +836,7 @@ class Engine:
         return self._lead, self._read_lock, self._sync_lock
 
     def before_fork(self) -> None:
-        """Close everything, when no thread is inside SQLite.
-
-        A child that inherits a connection inherits its locks' bookkeeping without its locks: its commits vanish, or it
-        hangs in a mutex that no thread of it will open (sqlite.org/howtocorrupt.html, section 2.6).
-        """
+        """Close everything."""
         inside = self._fork_spoils or (self._db is not None and (self._db.in_transaction or self.path is None))
         inside = inside or (self._reader is not None and self._reader.in_transaction)
         self._fork_spoils = inside
@@ -919,7 +858,7 @@ class Engine:
         spoiled = self._fork_spoils
         if spoiled:
             # They must be neither used nor closed here.
-            _keep_for_ever(self._db, self._reader)
+            fork.keep_for_ever(self._db, self._reader)
             if self.path is not None:
                 _spoiled_files.add(self.path)
             if self._writer_lock is not None:
@@ -948,15 +887,6 @@ def in_savepoint(tx: Tx, op: Callable[[Tx], R]) -> R:
     return result
 
 
-def _new_process_number() -> int:
-    return (1 << 23) | SystemRandom().getrandbits(23)  # 24 bits, so that every token takes eight bytes
-
-
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
-_EPOCH_US = 1_767_225_600_000_000  # 2026-01-01: 51 bits of microseconds last until 2097
-
-
 def _identity(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
@@ -972,52 +902,8 @@ def _sync_file(descriptor: int) -> None:
         _sync_data(descriptor)
 
 
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_forking: list[Engine] = []
-_fork_waits: list[bool] = []  # not empty: a thread is about to fork, and others let it go first
 _spoiled_files: set[str] = set()
-
-
-def _keep_for_ever(*objects: object) -> None:
-    """Let nothing close them, the interpreter's end included."""
-    for kept in objects:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
-def _before_fork() -> None:
-    _forking[:] = list(_engines)
-    locks = [lock for engine in _forking for lock in engine.locks_for_fork()]
-    _fork_waits.append(True)
-    try:
-        while not _take_all(locks):
-            time.sleep(0.001)
-    finally:
-        _fork_waits.clear()
-    for engine in _forking:
-        engine.before_fork()
-
-
-def _take_all(locks: list[threading.RLock]) -> bool:
-    """Take all of them, or none. A thread that holds one may be waiting for another, in whatever order."""
-    for number, lock in enumerate(locks):
-        if not lock.acquire(timeout=0.03):
-            for taken in locks[:number]:
-                taken.release()
-            return False
-    return True
-
-
-def _after_fork_in_parent() -> None:
-    for engine in reversed(_forking):
-        engine.after_fork_in_parent()
-    _forking.clear()
-
-
-def _after_fork_in_child() -> None:
-    for engine in reversed(_forking):
-        engine.after_fork_in_child()
-    _forking.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

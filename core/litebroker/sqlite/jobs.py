@@ -11,11 +11,11 @@ from litebroker.sqlite import recovery, rows
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Row, UniqueError
 from litebroker.sqlite.engine import Tx
+from litebroker.sqlite.identities import ID_STEP
 from litebroker.sqlite.session import Session
 
 _FOREVER = (1 << 63) - 1
 _BITE = 500
-_ID_STEP = 1 << 12
 
 
 class JobVerbs(Session):
@@ -42,7 +42,7 @@ class JobVerbs(Session):
         now = self._engine.clock.now_ms()
 
         def op(tx: Tx) -> list[Added]:
-            ids = range(first := self._engine.next_ids(len(specs)), first + len(specs) * _ID_STEP, _ID_STEP)
+            ids = range(first := self._engine.identities.first_id(len(specs)), first + len(specs) * ID_STEP, ID_STEP)
             if plain:
                 added = _insert_plain(tx, specs, queues, ids, now, bare=bare)
             else:
@@ -60,7 +60,7 @@ class JobVerbs(Session):
                 return self._write(op, single=plain and len(specs) == 1)
             except UniqueError:
                 # Another process drew the same id in the same microsecond.
-                self._engine.change_lane()
+                self._engine.identities.change_lane()
 
     def _add_bare(self, spec: JobSpec) -> Added:
         """Add one job with nothing but a payload and a priority, due now: what most are."""
@@ -71,7 +71,7 @@ class JobVerbs(Session):
         values = (queue, spec.priority, now, spec.max_attempts or 0, now, now, now, spec.payload)
 
         def op(tx: Tx) -> Added:
-            job_id = engine.next_ids(1)
+            job_id = engine.identities.first_id(1)
             tx.db.rows(sql.INSERT_BARE, (job_id, *values))
             tx.wake(name, 1)
             tx.pages += len(spec.payload) >> 12
@@ -81,7 +81,7 @@ class JobVerbs(Session):
             try:
                 return self._write(op, single=True)
             except UniqueError:
-                engine.change_lane()
+                engine.identities.change_lane()
 
     def _insert(self, tx: Tx, spec: JobSpec, queue: int, job_id: int, now: int) -> Added:
         group = None
@@ -222,7 +222,11 @@ class JobVerbs(Session):
 
     def _lease(self, lease_ms: int) -> dict[str, int]:
         engine = self._engine
-        return {"token": engine.next_token(), "until": engine.steady_ms() + lease_ms, "now": engine.clock.now_ms()}
+        return {
+            "token": engine.identities.token(),
+            "until": engine.steady_ms() + lease_ms,
+            "now": engine.clock.now_ms(),
+        }
 
     def _claim_in_line(self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int) -> list[JobRecord]:
         """Claim in a queue without groups: one statement."""

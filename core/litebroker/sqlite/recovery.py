@@ -76,6 +76,19 @@ def recover_process(engine: Engine, tx: Tx, process: int) -> int:
     return len(lapsed)
 
 
+def give_back(engine: Engine) -> bool:
+    """Give back the leases that this process still has, at its end. False, with a warning, when that failed."""
+    if not engine.registered:
+        return True
+    try:
+        with engine.transaction() as tx:
+            recover_process(engine, tx, engine.process)
+    except StorageError as error:
+        log.warning("%s: leases could not be given back at close: %s", engine.path, error)
+        return False
+    return True
+
+
 def recover_dead(engine: Engine) -> None:
     """Take back what processes held that died since. At most every `CHECK_S`; an error is logged.
 

@@ -354,7 +354,7 @@ def _let_go(engine: Engine) -> bool:
                     _shared[key] = (engine, users - 1)
                     return False
                 del _shared[key]
-    engine.close()
+    engine.close(orderly=recovery.give_back(engine))
     return True
 
 
@@ -362,7 +362,7 @@ def _closed(engine: Engine) -> Engine:
     """An engine that answers with `StorageClosedError` only."""
     closed = Engine(engine.path, driver=engine.driver, busy_timeout_ms=0, clock=engine.clock, shared=True, network=True)
     closed.transactions = engine.transactions
-    closed.close()
+    closed.close(orderly=True)
     return closed
 
 
