@@ -141,3 +141,12 @@ def processes(path: Path) -> Iterator[Processes]:
     running = Processes(path)
     yield running
     running.close()
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """A worker that works in this process takes the signals for itself, and does not give them back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

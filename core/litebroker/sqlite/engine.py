@@ -54,8 +54,10 @@ log = logging.getLogger("litebroker")
 
 R = TypeVar("R")
 
-# The WAL is copied back into the database when about so many of its pages are new: 4 MB, a stall of 5 ms.
+# The WAL is copied back into the database when about so many of its pages are new: 4 MB, a stall of 5 ms. Beside other
+# writers, whose pages count too, a process looks after fewer of its own.
 _CHECKPOINT_PAGES = 1000
+_FEWEST_PAGES = 200
 # How often an engine looks whether its file is still the one it opened.
 _LOOK_S = 1.0
 
@@ -514,7 +516,7 @@ class Engine:
             # it is put off until as many have really gathered; what other processes write counts, too.
             if gathered > 0:
                 wanted = self._checkpoint_at * _CHECKPOINT_PAGES // gathered
-                self._checkpoint_at = min(max(wanted, _CHECKPOINT_PAGES), 8 * _CHECKPOINT_PAGES)
+                self._checkpoint_at = min(max(wanted, _FEWEST_PAGES), 8 * _CHECKPOINT_PAGES)
             self._steady.mark(db)
         except StorageError as error:
             self._dirty_pages = _CHECKPOINT_PAGES // 2
