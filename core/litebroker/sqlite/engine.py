@@ -442,7 +442,7 @@ class Engine:
 
     def _sync(self, sequence: int) -> None:
         """Wait until the commit of this number is on disk. One sync serves all who committed before it began."""
-        if self.path is None:
+        if self.path is None or self._synced >= sequence:
             return
         with self._sync_lock:
             if self._synced >= sequence:

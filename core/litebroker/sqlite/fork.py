@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import threading
 import time
 import weakref
@@ -64,7 +65,8 @@ def _before() -> None:
     _waits.append(True)
     try:
         while not _take_all(locks):
-            time.sleep(0.001)
+            # Of uneven length, or two threads that take turns could keep a third away for ever.
+            time.sleep(random.uniform(0.001, 0.01))  # noqa: S311
     finally:
         _waits.clear()
     for forked in _forking:
@@ -74,7 +76,7 @@ def _before() -> None:
 def _take_all(locks: list[threading.RLock]) -> bool:
     """Take all of them, or none. A thread that holds one may be waiting for another, in whatever order."""
     for number, lock in enumerate(locks):
-        if not lock.acquire(timeout=0.03):
+        if not lock.acquire(timeout=0.005):
             for taken in locks[:number]:
                 taken.release()
             return False
