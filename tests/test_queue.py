@@ -1078,3 +1078,19 @@ queue.add({"from": "a@example.com"})
         "list[litebroker.queue.Job[TypedDict(Email, {'to': str})]]",
         "litebroker.queue.Queue[Any]",
     ]
+
+
+def test_a_dead_letter_goes_on_in_another_queue(storage: SQLiteStorage) -> None:
+    queue: Queue[str] = Queue("work", storage)
+    other: Queue[str] = Queue("second-chance", storage)
+    added = queue.add("a", attempts=1)
+    (job,) = queue.claim()
+    queue.fail(job, ValueError("no"))
+
+    moved = queue.retry(added, to="second-chance")
+
+    assert moved
+    (again,) = other.claim()
+    assert again.id == added.id
+    assert (again.data, again.attempts, len(again.history)) == ("a", 2, 1)
+    assert queue.retry(added, to="third") is False

@@ -610,9 +610,14 @@ class Queue(Generic[T]):
 
     # Changing
 
-    def retry(self, job: Job[Any] | int) -> bool:
-        """Make a failed job due at once, with its history and at least one more attempt. False: it is not failed."""
-        return self._storage.retry([self._id(job)])[0]
+    def retry(self, job: Job[Any] | int, *, to: str | None = None) -> bool:
+        """Make a failed job due at once, with its history and at least one more attempt. False: it is not failed.
+
+        Args:
+            to: The queue that it goes on in; None is this one. False, too, where its dedupe key is held there.
+        """
+        target = None if to is None else queue_name(to)
+        return self._storage.retry([self._id(job)], queue=target)[0]
 
     def retry_all(self, *, to: str | None = None, limit: int | None = None) -> int:
         """Make failed jobs due at once, the latest first; answers how many.
