@@ -269,7 +269,7 @@ def test_code_that_holds_the_interpreters_lock_keeps_its_messages(app: App, wait
 def test_a_worker_that_was_stopped_for_longer_than_its_lease_cannot_settle_what_others_have(
     app: App, wait_for: Await
 ) -> None:
-    app.write(PLAIN.replace('durability="relaxed"', "lease=1000"))
+    app.write(PLAIN.replace('durability="relaxed"', "lease=3000"))
     broker = client(app)
     broker.enqueue(message("sleep", 1, 1))
     first = app.worker("--processes", "1", "--threads", "1")
