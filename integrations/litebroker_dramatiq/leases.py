@@ -259,7 +259,8 @@ class Leases:
             return
         leases: list[Lease] = [delivery.lease for delivery in held]
         for delivery, current in zip(held, self._storage().extend(leases, self.lease_ms), strict=True):
-            if not current and self._held.pop(delivery.lease, None) is not None:
+            # One that is acknowledged may have been written this moment; if not, `written` says so.
+            if not current and not delivery.settled and self._held.pop(delivery.lease, None) is not None:
                 _log.warning(
                     "message %s (job %d) has lost its lease: it is run again elsewhere",
                     delivery.message_id,
