@@ -280,8 +280,8 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_cannot_settle_what_
     broker.join("default", timeout=30_000)
     first.signal_all(signal.SIGCONT)
     wait_for(lambda: "its lease" in first.output)
+    wait_for(lambda: app.notes().count("end 1") == 2)
 
-    assert app.notes().count("end 1") == 2
     assert broker.dead_letters() == []
     assert "its lease" not in second.output
     broker.close()
