@@ -94,7 +94,7 @@ class Inbox:
 
     def fetch(self) -> list[Reply]:
         """The messages that have come since."""
-        found = self._database.storage.read(
+        found = self._database.storage.execute(
             "select id, channel, payload from litebroker_rq_messages where id > ? order by id", (self._last,)
         )
         replies: list[Reply] = []

@@ -151,6 +151,8 @@ class Engine:
     def _fresh(self) -> None:
         """Everything that belongs to one process only; made anew in a forked child."""
         self._lead = threading.RLock()
+        # Whether this thread has it. Not public, but what threading.Condition asks of an RLock; an owner noted beside
+        # the lock would be wrong wherever an exception strikes between the two.
         self._leading: Callable[[], bool] = self._lead._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
         self._tx: Tx | None = None
         self._waiting: deque[_Request[Any]] = deque()

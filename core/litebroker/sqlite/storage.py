@@ -173,8 +173,6 @@ class SQLiteStorage(_Verbs):
             return tx.db.rows(statement, params)
         return self._engine.read(lambda db: db.rows(statement, params))
 
-    read = execute
-
     def install(self, component: str, migrations: Sequence[str]) -> None:
         """Bring an adapter's own tables up to date: the scripts beyond those that the file has had, in order.
 
