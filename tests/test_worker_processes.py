@@ -117,7 +117,8 @@ class Workers:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, program: str, *, lease: float = 30) -> subprocess.Popen[bytes]:
-        script = self._folder / "program.py"
+        # One for each, since another that is starting may be reading its own.
+        script = self._folder / f"program{len(self._processes)}.py"
         script.write_text(program)
         process = subprocess.Popen([sys.executable, str(script), str(self.database), str(self.log), str(lease)])
         self._processes.append(process)
