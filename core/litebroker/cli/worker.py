@@ -139,12 +139,11 @@ def _work(ctx: click.Context, setup: _Setup, control: socket.socket | None) -> i
 
 
 def _start(queue: Queue[Any], handler: Callable[..., object], setup: _Setup) -> Worker:
-    if setup.batch is None:
-        worker = queue.process(handler, concurrency=setup.concurrency)
-    else:
-        worker = queue.process_many(handler, batch=setup.batch, concurrency=setup.concurrency)
+    # Said first, so that it stands above what the jobs log.
     _logger.info("works on queue %r of %s: %s", queue.name, queue.storage.location, _described(setup))
-    return worker
+    if setup.batch is None:
+        return queue.process(handler, concurrency=setup.concurrency)
+    return queue.process_many(handler, batch=setup.batch, concurrency=setup.concurrency)
 
 
 def _described(setup: _Setup) -> str:
