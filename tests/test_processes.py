@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -243,6 +244,21 @@ def test_the_last_attempt_of_a_killed_process_makes_a_dead_letter_that_is_told_o
     (record,) = storage.page("work", State.FAILED)
     assert record.error is not None
     assert record.error.reason == "lapsed"
+
+
+def test_the_holder_of_a_job_is_known_to_live_and_then_to_be_dead(processes: Processes, storage: SQLiteStorage) -> None:
+    (added,) = storage.add(jobs(1))
+    process = processes.start(HOLD, 300_000)
+    processes.wait_for("claimed")
+
+    living = storage.holders([added.id])[added.id]
+    process.kill()
+    process.wait()
+    dead = storage.holders([added.id])[added.id]
+
+    assert living.worker == f"{socket.gethostname()}:{process.pid}"
+    assert (living.alive, dead.alive) == (True, False)
+    assert dead.worker == living.worker
 
 
 def test_a_stopped_process_is_not_robbed_before_its_lease_ends(processes: Processes, storage: SQLiteStorage) -> None:

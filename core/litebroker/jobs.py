@@ -167,6 +167,26 @@ class JobRecord(NamedTuple):
         return Lease(self.id, self.token)
 
 
+class Holder(NamedTuple):
+    """Who has claimed a job that is active.
+
+    Attributes:
+        token: The lease's; as in `JobRecord`.
+        worker: ``host:pid`` of the process that claimed it; "" when that is not known any more.
+        alive: Whether that process lives: False only where it is known to be gone, and its jobs are taken back at the
+            next claim; None where it cannot be told from here, so that only the end of the lease tells.
+        claimed_at_ms: When it was claimed.
+        lease_until_ms: When the lease ends, on the wall clock as it goes now. One in the past is taken back at the
+            next claim.
+    """
+
+    token: int
+    worker: str
+    alive: bool | None
+    claimed_at_ms: int
+    lease_until_ms: int
+
+
 class Counts(NamedTuple):
     """How many jobs of a queue are in each state. ``delayed`` are those pending that are not due yet."""
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from litebroker.errors import GroupConflictError
-from litebroker.jobs import Added, Counts, JobError, JobRecord, JobSpec, Keep, Lease, QueueInfo, State
+from litebroker.jobs import Added, Counts, Holder, JobError, JobRecord, JobSpec, Keep, Lease, QueueInfo, State
 from litebroker.sqlite import recovery, rows
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Row, UniqueError
@@ -446,6 +446,20 @@ class JobVerbs(Session):
         due = self._read(lambda db: db.rows(sql.NEXT_EVENTS, {"queue": queue})[0][0])
         if due is not None and due <= now:
             self._write(lambda tx: _promote(tx, queue, now), lasting=False)
+    def holders(self, job_ids: Sequence[int]) -> dict[int, Holder]:
+        engine = self._engine
+        found = self._read(lambda db: db.rows(sql.HOLDERS, {"ids": rows.ids(job_ids)})) if job_ids else []
+        alive = {
+            process: recovery.is_living(engine, process, boot)
+            for process, boot in {(process, boot) for _id, _token, process, boot, *_rest in found}
+            if process is not None
+        }
+        shift = recovery.steady_to_wall_ms(engine)
+        return {
+            job_id: Holder(token, label or "", alive.get(process), claimed_at_ms, lease_until_ms + shift)
+            for job_id, token, process, _boot, label, claimed_at_ms, lease_until_ms in found
+        }
+
 
     def counts(self, queue: str) -> Counts:
         queue_id = self._queue(queue)

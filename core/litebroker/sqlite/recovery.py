@@ -89,23 +89,31 @@ def give_back(engine: Engine) -> bool:
     return True
 
 
-def recover_dead(engine: Engine) -> None:
-    """Take back what processes held that died since. At most every `CHECK_S`; an error is logged.
+def is_living(engine: Engine, process: int, boot: str) -> bool | None:
+    """Whether a process of this number, registered on this start of a machine, lives; None where only its lease tells.
 
     Dead is who holds no lock on its sidecar any more, on this start of this machine; and, on a local disk, who began
-    on an earlier one. Of all others only the lease tells.
+    on an earlier one.
     """
+    if process == engine.process:
+        return True
+    here = machine.boot_id()
+    if engine.sidecar is None or not here:
+        return None
+    if boot == here:
+        return is_alive(engine.sidecar, process)
+    return False if engine.local else None
+
+
+def recover_dead(engine: Engine) -> None:
+    """Take back what processes held that died since. At most every `CHECK_S`; an error is logged."""
     if engine.path is None or engine.sidecar is None or not engine.check_due(CHECK_S):
         return
     try:
         if engine.registered:
             engine.hold_liveness()
-        boot = machine.boot_id()
-        for process, its_boot, label in engine.read(lambda db: db.rows(sql.PROCESSES)):
-            if process == engine.process or not boot:
-                continue
-            dead = is_alive(engine.sidecar, process) is False if its_boot == boot else engine.local
-            if not dead:
+        for process, boot, label in engine.read(lambda db: db.rows(sql.PROCESSES)):
+            if is_living(engine, process, boot) is not False:
                 continue
             jobs = engine.write(lambda tx, process=process: recover_process(engine, tx, process))  # type: ignore[misc]
             bury(engine.sidecar, process)

@@ -347,6 +347,11 @@ PAGE_OF_ENDED = {
     )
     for state in (3, 4, 5)
 }
+HOLDERS = (
+    "select j.id, j.token, p.id, p.boot, p.label, j.claimed_at_ms, j.lease_until_ms from litebroker_job j"
+    " left join litebroker_process p on p.id = j.token >> 38"
+    " where j.id in (select value from json_each(:ids)) and j.state = 1"
+)
 PLACE = "select queue, state, grp, priority, due_at_ms from litebroker_job where id = :id"
 GROUP_NAME = "select name from litebroker_group where id = :grp"
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 
 from litebroker.clock import Clock, SystemClock
 from litebroker.errors import GroupConflictError, StorageClosedError
-from litebroker.jobs import Added, Attempt, Counts, JobError, JobRecord, JobSpec, Keep, Lease, QueueInfo, State
+from litebroker.jobs import Added, Attempt, Counts, Holder, JobError, JobRecord, JobSpec, Keep, Lease, QueueInfo, State
 from litebroker.storage import ScheduleRecord, Storage, Value
 
 _log = logging.getLogger(__name__)
@@ -396,6 +396,21 @@ class ModelStorage:
             pending = [other for other in self._jobs(job.queue) if other.state is State.PENDING]
             return sum(self._listing_place(other) < place for other in pending)
 
+    def holders(self, job_ids: Sequence[int]) -> dict[int, Holder]:
+        with self.transaction():
+            jobs = [job for job_id in job_ids if (job := self._contents.jobs.get(job_id)) is not None]
+            return {
+                job.id: Holder(
+                    token=job.token,
+                    worker=_own_label(),
+                    alive=True,
+                    claimed_at_ms=job.claimed_at_ms,
+                    lease_until_ms=self._clock.now_ms() + job.lease_end_steady_ms - self._clock.steady_ms(),
+                )
+                for job in jobs
+                if job.token is not None and job.claimed_at_ms is not None
+            }
+
     def counts(self, queue: str) -> Counts:
         with self.transaction():
             jobs = self._jobs(queue)
@@ -572,7 +587,7 @@ class ModelStorage:
             number=job.attempts,
             started_at_ms=job.claimed_at_ms or 0,
             ended_at_ms=self._clock.now_ms(),
-            worker=f"{socket.gethostname()}:{os.getpid()}",
+            worker=_own_label(),
             outcome=outcome,
             error=error,
         )
@@ -868,6 +883,10 @@ def _place_in_listing(record: JobRecord, *, due: bool) -> _Place:
     if record.group is None:
         return (0, "", -record.priority, record.due_at_ms, record.id)
     return (1, record.group, -record.priority, record.due_at_ms, record.id)
+
+
+def _own_label() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _is_spent(job: _Job) -> bool:

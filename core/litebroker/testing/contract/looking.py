@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 from typing import Any
 
 import pytest
 
-from litebroker.jobs import Counts, JobRecord, QueueInfo, State
+from litebroker.jobs import Counts, Holder, JobRecord, QueueInfo, State
 from litebroker.storage import Storage
 from litebroker.testing.clock import ManualClock
 from litebroker.testing.contract.steps import (
     ENDS,
     HOUR_S,
+    LEASE_MS,
+    LEASE_S,
     Contract,
     add,
     bring_to,
@@ -308,3 +312,36 @@ class Looking(Contract):
         others = [bring_to(storage, state) for state in State if state is not State.PENDING]
 
         assert [storage.rank(job_id) for job_id in [*others, 10**15]] == [None] * 5
+
+    def test_the_holder_of_an_active_job_is_the_process_that_claimed_it(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        job_id, waiting = add(storage), add(storage, priority=-1)
+        claimed_at_ms = clock.now_ms()
+        record = claim_one(storage, lease_ms=LEASE_MS)
+        clock.advance(1)
+
+        holders = storage.holders([job_id, waiting])
+
+        label = f"{socket.gethostname()}:{os.getpid()}"
+        expected = Holder(record.lease.token, label, True, claimed_at_ms, claimed_at_ms + LEASE_MS)
+        assert holders == {job_id: expected}
+
+    def test_a_lease_that_has_ended_shows_as_past_and_is_not_taken_back_by_looking(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        job_id = add(storage)
+        claim_one(storage, lease_ms=LEASE_MS)
+        clock.advance(2 * LEASE_S)
+
+        holder = storage.holders([job_id])[job_id]
+
+        assert holder.lease_until_ms < clock.now_ms()
+        assert get(storage, job_id).state is State.ACTIVE
+
+    @pytest.mark.parametrize("state", [state for state in State if state is not State.ACTIVE], ids=str)
+    def test_a_job_that_is_not_active_has_no_holder(self, storage: Storage, state: State) -> None:
+        job_id = bring_to(storage, state)
+
+        assert storage.holders([job_id, 12345]) == {}
+        assert storage.holders([]) == {}
