@@ -243,7 +243,7 @@ class StorageMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(
         which=st.lists(backwards, min_size=1, max_size=3),
-        how=st.sampled_from(["cancel", "remove", "reschedule", "retry", "retry"]),
+        how=st.sampled_from(["cancel", "remove", "reschedule", "retry", "retry", "move"]),
         queue=st.none() | queues,
     )
     def mend(self, which: list[int], how: str, queue: str | None) -> None:
@@ -255,6 +255,8 @@ class StorageMachine(RuleBasedStateMachine):
             self.agree(lambda storage, side: storage.cancel([job[side] for job in chosen]))
         elif how == "remove":
             self.agree(lambda storage, side: storage.remove([job[side] for job in chosen]))
+        elif how == "move":
+            self.agree(lambda storage, side: storage.move_jobs([job[side] for job in chosen], queue or "q"))
         else:
             chosen += [job for job in self.jobs if (found := self.model.get(job.model)) and found.state is State.FAILED]
             self.agree(lambda storage, side: storage.retry([job[side] for job in chosen[-3:]], queue=queue))

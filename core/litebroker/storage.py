@@ -93,13 +93,14 @@ class Jobs(Protocol):
         after: JobRecord | None = None,
         offset: int = 0,
         due_by_ms: int | None = None,
+        payloads: bool = True,
     ) -> list[JobRecord]:
         """A page of the queue's jobs in a state, following ``after``, the last of the page before.
 
         Pending jobs: first those that are due, as they would be claimed (grouped ones behind the others, group
         by group, by name), then the delayed, soonest first. Active ones: the soonest end of lease first. Ended
         ones: the latest end first. ``offset`` skips so many more, at a cost. ``due_by_ms`` leaves out those
-        pending that are due later.
+        pending that are due later. Without ``payloads`` these are not read, however large, and are b"" in the answer.
         """
 
     def rank(self, job_id: int) -> int | None:
@@ -117,11 +118,14 @@ class Jobs(Protocol):
     def queues(self) -> list[QueueInfo]:
         """Every known queue, by name."""
 
-    def retry(self, job_ids: Sequence[int], *, queue: str | None = None) -> list[bool]:
+    def retry(
+        self, job_ids: Sequence[int], *, queue: str | None = None, payloads: Mapping[int, bytes] | None = None
+    ) -> list[bool]:
         """Make failed jobs due at once, with their history, and at least one more attempt; True for each.
 
         With ``queue`` they go on there; a group goes along, under the concurrency that it has there, if any.
-        False, unchanged, where the job is not failed, or its dedupe key is held in that queue.
+        A job whose id is in ``payloads`` goes on with that payload. False, unchanged, where the job is not failed, or
+        its dedupe key is held in that queue.
         """
 
     def cancel(self, job_ids: Sequence[int]) -> list[bool]:
@@ -138,6 +142,12 @@ class Jobs(Protocol):
 
         Groups go along, under the concurrency that they have there, if any. A job whose dedupe key is held in
         the target stays where it is.
+        """
+
+    def move_jobs(self, job_ids: Sequence[int], target: str) -> list[bool]:
+        """Move these pending jobs, as `move` does; True for each that is in the target now.
+
+        False, unchanged, where the job is not pending, or its dedupe key is held in the target.
         """
 
     def purge(self, queue: str, states: Sequence[State]) -> int:

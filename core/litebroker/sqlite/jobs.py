@@ -393,6 +393,7 @@ class JobVerbs(Session):
         after: JobRecord | None = None,
         offset: int = 0,
         due_by_ms: int | None = None,
+        payloads: bool = True,
     ) -> list[JobRecord]:
         queue_id = self._queue(queue)
         if queue_id is None or limit < 1:
@@ -401,7 +402,8 @@ class JobVerbs(Session):
             self._promote_for_reading(queue_id)
 
         def look(db: Connection) -> list[JobRecord]:
-            pager = _Pager(db, queue_id, limit, offset, _FOREVER if due_by_ms is None else due_by_ms)
+            due_by = _FOREVER if due_by_ms is None else due_by_ms
+            pager = _Pager(db, queue_id, limit, offset, due_by, payloads=payloads)
             if state is State.PENDING:
                 found = pager.pending(after)
             elif state is State.ACTIVE:
@@ -478,7 +480,9 @@ class JobVerbs(Session):
 
     # -- mending --
 
-    def retry(self, job_ids: Sequence[int], *, queue: str | None = None) -> list[bool]:
+    def retry(
+        self, job_ids: Sequence[int], *, queue: str | None = None, payloads: Mapping[int, bytes] | None = None
+    ) -> list[bool]:
         target = None if queue is None else self._made_queue(queue)
 
         def one(tx: Tx, job_id: int) -> bool:
@@ -491,9 +495,13 @@ class JobVerbs(Session):
                 return False
             if group is not None and goes_to != source:
                 group_id = self._group(tx, goes_to, group, concurrency, conflict=False)
-            params = {"id": job_id, "queue": goes_to, "grp": group_id, "now": self._engine.clock.now_ms()}
+            payload = None if payloads is None else payloads.get(job_id)
+            params = {
+                "id": job_id, "queue": goes_to, "grp": group_id, "payload": payload, "now": self._engine.clock.now_ms(),
+            }  # fmt: skip
             if tx.db.change(sql.RETRY, params) != 1:
                 return False
+            tx.pages += len(payload or b"") >> 12
             tx.wake(self._name(tx.db, goes_to), 1)
             return True
 
@@ -542,6 +550,32 @@ class JobVerbs(Session):
                 moved += tx.db.change(sql.MOVE_GROUPED_DELAYED, params)
             tx.wake(target, moved)
             tx.pages += moved
+            return moved
+
+        return self._write(op)
+
+    def move_jobs(self, job_ids: Sequence[int], target: str) -> list[bool]:
+        if not job_ids:
+            return []
+        queue = self._made_queue(target)
+
+        def one(tx: Tx, job_id: int) -> bool:
+            found = tx.db.rows(sql.PENDING_GROUP, {"id": job_id})
+            if not found:
+                return False
+            source, group, group_id, concurrency, dedupe_key = found[0]
+            if source == queue:
+                return True
+            if tx.db.rows(sql.HOLDER_OF_KEY, {"queue": queue, "dedupe_key": dedupe_key}):
+                return False
+            if group is not None:
+                group_id = self._group(tx, queue, group, concurrency, conflict=False)
+            return tx.db.change(sql.MOVE_BY_ID, {"id": job_id, "target": queue, "target_grp": group_id}) == 1
+
+        def op(tx: Tx) -> list[bool]:
+            moved = [one(tx, job_id) for job_id in job_ids]
+            tx.wake(target, sum(moved))
+            tx.pages += sum(moved)
             return moved
 
         return self._write(op)
@@ -618,7 +652,8 @@ class JobVerbs(Session):
 class _Pager:
     """A page of a queue, gathered from its parts in order. An offset is spent on the way."""
 
-    def __init__(self, db: Connection, queue: int, limit: int, offset: int, due_by: int) -> None:
+    def __init__(self, db: Connection, queue: int, limit: int, offset: int, due_by: int, *, payloads: bool) -> None:
+        self._payloads = payloads
         self._db = db
         self._queue = queue
         self._limit = limit
@@ -687,6 +722,8 @@ class _Pager:
         if missing <= 0:
             return
         full = {**params, "due_by": self._due_by, "limit": missing, "offset": self._offset}
+        if not self._payloads:
+            statement = sql.outline(statement)
         got = self._db.rows(statement, full)
         if not got and self._offset:
             # Less was there than the offset skips: how much, comes off it.

@@ -238,7 +238,7 @@ FAILED_GROUP = (
 )
 RETRY = (
     "update or ignore litebroker_job set state = 0, due_at_ms = :now, ended_at_ms = null, queue = :queue, grp = :grp,"
-    f" max_attempts = case when {_SPENT} then attempts + 1 else max_attempts end"
+    f" max_attempts = case when {_SPENT} then attempts + 1 else max_attempts end, payload = coalesce(:payload, payload)"
     " where id = :id and state = 4"
 )
 HAS_DELAYED_OF_GROUP = "select 1 from litebroker_job where state = 2 and queue = +:queue and grp = :grp limit 1"
@@ -255,6 +255,12 @@ MOVE_GROUPED_DELAYED = (
     "update or ignore litebroker_job set queue = :target, grp = :target_grp"
     " where state = 2 and queue = +:source and grp = :grp"
 )
+PENDING_GROUP = (
+    "select j.queue, g.name, g.id, g.concurrency, j.dedupe_key"
+    " from litebroker_job j left join litebroker_group g on g.id = j.grp"
+    " where j.id = :id and j.state in (0, 2)"
+)
+MOVE_BY_ID = "update or ignore litebroker_job set queue = :target, grp = :target_grp where id = :id and state in (0, 2)"
 PURGE_READY = (
     "delete from litebroker_job where id in (select id from litebroker_job where state = 0 and grp is null"
     " and queue = +:queue limit 500)"
@@ -347,6 +353,17 @@ PAGE_OF_ENDED = {
     )
     for state in (3, 4, 5)
 }
+_PAGES = (*PAGE_OF_READY, *PAGE_OF_GROUP, PAGE_OF_DELAYED, PAGE_OF_ACTIVE, *PAGE_OF_ENDED.values())
+# The same pages without payloads, which may be large.
+OUTLINES = tuple(page.replace(", history, payload from", ", history, x'' from") for page in _PAGES)
+_OUTLINE_OF = dict(zip(_PAGES, OUTLINES, strict=True))
+
+
+def outline(page: str) -> str:
+    """The statement of a page as one that reads no payloads."""
+    return _OUTLINE_OF[page]
+
+
 HOLDERS = (
     "select j.id, j.token, p.id, p.boot, p.label, j.claimed_at_ms, j.lease_until_ms from litebroker_job j"
     " left join litebroker_process p on p.id = j.token >> 38"

@@ -364,6 +364,7 @@ class ModelStorage:
         after: JobRecord | None = None,
         offset: int = 0,
         due_by_ms: int | None = None,
+        payloads: bool = True,
     ) -> list[JobRecord]:
         with self.transaction():
             if state is State.PENDING:
@@ -375,7 +376,8 @@ class ModelStorage:
             if due_by_ms is not None and state is State.PENDING:
                 listed = [(place, job) for place, job in listed if job.due_at_ms <= due_by_ms]
             listed.sort(key=lambda placed: placed[0])
-            return [self._record(job) for _, job in listed[offset : offset + limit]]
+            page = [self._record(job) for _, job in listed[offset : offset + limit]]
+            return page if payloads else [record._replace(payload=b"") for record in page]
 
     def _listing_place(self, job: _Job) -> _Place:
         return _place_in_listing(self._record(job), due=self._is_due(job))
@@ -435,13 +437,15 @@ class ModelStorage:
             known = self._contents.queues
             return [QueueInfo(name, known[name].paused_at_ms) for name in sorted(known)]
 
-    def retry(self, job_ids: Sequence[int], *, queue: str | None = None) -> list[bool]:
+    def retry(
+        self, job_ids: Sequence[int], *, queue: str | None = None, payloads: Mapping[int, bytes] | None = None
+    ) -> list[bool]:
         if queue is not None:
             self._know_queues([queue])
         with self.transaction():
-            return [self._retry(job_id, queue) for job_id in job_ids]
+            return [self._retry(job_id, queue, (payloads or {}).get(job_id)) for job_id in job_ids]
 
-    def _retry(self, job_id: int, queue: str | None) -> bool:
+    def _retry(self, job_id: int, queue: str | None, payload: bytes | None) -> bool:
         job = self._contents.jobs.get(job_id)
         if job is None or job.state is not State.FAILED:
             return False
@@ -451,6 +455,7 @@ class ModelStorage:
             return False
         again = replace(
             job,
+            spec=job.spec if payload is None else job.spec._replace(payload=payload),
             queue=target,
             due_at_ms=self._clock.now_ms(),
             ended_at_ms=None,
@@ -504,6 +509,25 @@ class ModelStorage:
                 self._become_pending(replace(job, queue=target, due=False), due=job.due)
                 moved += 1
         return moved
+
+    def move_jobs(self, job_ids: Sequence[int], target: str) -> list[bool]:
+        if job_ids:
+            self._know_queues([target])
+        with self.transaction():
+            return [self._move_job(job_id, target) for job_id in job_ids]
+
+    def _move_job(self, job_id: int, target: str) -> bool:
+        job = self._contents.jobs.get(job_id)
+        if job is None or job.state is not State.PENDING:
+            return False
+        if job.queue == target:
+            return True
+        if self._holder(target, job.spec.dedupe_key) is not None:
+            return False
+        self._take_group_along(job, target)
+        del self._contents.jobs[job.id]
+        self._become_pending(replace(job, queue=target, due=False), due=job.due)
+        return True
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         with self.transaction():

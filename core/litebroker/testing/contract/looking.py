@@ -48,6 +48,8 @@ class Looking(Contract):
         storage.oldest_due_at_ms("q")
         storage.page("q", State.PENDING)
         storage.find("q", ref="r")
+        storage.ended_since("q", State.FAILED, 0)
+        storage.is_awaited("q")
         storage.due_schedules(["q"])
         storage.get_schedule("q", "s")
         storage.listener(["q"]).close()
@@ -276,6 +278,23 @@ class Looking(Contract):
         assert ids_of(storage.page("q", state, offset=3, limit=2)) == ids_of(whole[3:5])
         assert ids_of(storage.page("q", state, offset=2, limit=2, after=whole[1])) == ids_of(whole[4:6])
         assert storage.page("q", state, offset=8) == []
+
+    @pytest.mark.parametrize("state", State, ids=str)
+    def test_a_page_may_come_without_payloads(self, storage: Storage, state: State) -> None:
+        job_id = bring_to(storage, state, payload=b"large", headers={"a": "b"})
+
+        page = storage.page("q", state, payloads=False)
+
+        assert page == [get(storage, job_id)._replace(payload=b"")]
+
+    def test_grouped_and_delayed_jobs_come_without_payloads_too(self, storage: Storage) -> None:
+        ids = [add(storage, priority=2), add(storage, priority=1), add(storage, group="g"), add(storage, delay_ms=1)]
+        first = storage.page("q", State.PENDING, limit=1, payloads=False)
+
+        rest = storage.page("q", State.PENDING, after=first[0], payloads=False)
+
+        assert ids_of([*first, *rest]) == ids
+        assert {job.payload for job in (*first, *rest)} == {b""}
 
     def test_an_offset_counts_across_due_grouped_and_delayed_jobs(self, storage: Storage) -> None:
         storage.add([spec()] * 3 + [spec(group="a")] * 3 + [spec(group="b")] * 3 + [spec(delay_ms=1000)] * 3)

@@ -102,6 +102,20 @@ class Mending(Contract):
         assert get(storage, dead) == before
         assert ids_of(storage.find("other", dedupe_key="k")) == [holder]
 
+    def test_a_dead_letter_may_go_on_with_another_payload(self, storage: Storage) -> None:
+        changed, unchanged = bring_to(storage, State.FAILED, payload=b"old"), bring_to(storage, State.FAILED)
+
+        assert storage.retry([changed, unchanged], payloads={changed: b"new"}) == [True, True]
+
+        assert get(storage, changed).payload == b"new"
+        assert get(storage, unchanged).payload == b"x"
+
+    def test_only_a_dead_letter_gets_another_payload(self, storage: Storage) -> None:
+        job_id = add(storage, payload=b"old")
+
+        assert storage.retry([job_id], payloads={job_id: b"new"}) == [False]
+        assert get(storage, job_id).payload == b"old"
+
     def test_a_grouped_dead_letter_may_go_on_in_another_queue(self, storage: Storage) -> None:
         dead = bring_to(storage, State.FAILED, group="g", group_concurrency=2)
 
@@ -248,6 +262,47 @@ class Mending(Contract):
         queues = [get(storage, job_id).queue for job_id in (held, free, none, held_later)]
         assert queues == ["q", "target", "target", "q"]
         assert claim_all(storage) == [held]
+
+    def test_single_jobs_move_with_all_that_they_have(self, storage: Storage, clock: ManualClock) -> None:
+        low, high = add(storage, priority=-1), add(storage, priority=5)
+        delayed, stays = add(storage, delay_ms=1000, headers={"a": "b"}), add(storage)
+        before = [get(storage, job_id) for job_id in (low, high, delayed)]
+
+        assert storage.move_jobs([low, high, delayed], "target") == [True, True, True]
+
+        after = [get(storage, job_id) for job_id in (low, high, delayed)]
+        assert after == [job._replace(queue="target") for job in before]
+        assert claim_all(storage) == [stays]
+        assert claim_all(storage, "target") == [high, low]
+        clock.advance(1)
+        assert claim_all(storage, "target") == [delayed]
+
+    @pytest.mark.parametrize("state", [state for state in State if state is not State.PENDING], ids=str)
+    def test_a_single_job_moves_only_while_it_is_pending(self, storage: Storage, state: State) -> None:
+        job_id = bring_to(storage, state)
+        pending = add(storage)
+
+        answers = storage.move_jobs([job_id, 10**15, pending, pending], "target")
+
+        assert answers == [False, False, True, True]
+        assert get(storage, job_id).queue == "q"
+        assert storage.move_jobs([], "target") == []
+
+    def test_a_single_job_does_not_move_to_where_its_key_is_held(self, storage: Storage) -> None:
+        held, free = add(storage, dedupe_key="k"), add(storage, dedupe_key="free")
+        add(storage, "target", dedupe_key="k")
+
+        assert storage.move_jobs([held, free], "target") == [False, True]
+        assert get(storage, held).queue == "q"
+
+    def test_a_single_job_takes_its_group_along(self, storage: Storage) -> None:
+        moved = [add(storage, group="g", group_concurrency=2) for _ in range(3)]
+        stays = add(storage, group="g", group_concurrency=2)
+
+        assert storage.move_jobs(moved, "target") == [True] * 3
+
+        assert len(claim(storage, "target", limit=9)) == 2
+        assert claim_all(storage) == [stays]
 
     def test_groups_go_with_their_jobs(self, storage: Storage) -> None:
         for _ in range(3):
