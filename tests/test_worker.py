@@ -362,8 +362,10 @@ def test_a_job_that_keeps_failing_is_a_dead_letter_with_its_error(queue: Queue[A
     assert dead.error is not None
     assert (dead.error.reason, dead.error.type, dead.error.message) == ("handler", "ValueError", "no such mailbox")
     assert [attempt.outcome for attempt in dead.history] == ["retried", "failed"]
+    about: dict[str, Any] = {"kind": "handler", "queue": "emails", "job_id": job.id, "max_attempts": 2}
     assert [(type(error), context) for error, context in told.errors] == [
-        (ValueError, ErrorContext(kind="handler", queue="emails", job_id=job.id, attempt=attempt)) for attempt in (1, 2)
+        (ValueError, ErrorContext(**about, attempt=1, retry_in=0.0)),
+        (ValueError, ErrorContext(**about, attempt=2, dead=True)),
     ]
 
 

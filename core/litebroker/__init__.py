@@ -46,6 +46,7 @@ from litebroker.jobs import (
     QueueInfo,
     State,
 )
+from litebroker.observers import Observer, current_job
 from litebroker.queue import Job, Queue, Schedule
 from litebroker.schedules import ScheduleSpec, next_tick, plan
 from litebroker.serializer import JSON, RAW, Serializer
@@ -85,6 +86,7 @@ __all__ = [
     "Listener",
     "LitebrokerError",
     "NewJob",
+    "Observer",
     "Options",
     "PayloadError",
     "PayloadTooLargeError",
@@ -107,6 +109,7 @@ __all__ = [
     "Value",
     "Worker",
     "as_job_error",
+    "current_job",
     "duration_ms",
     "job_error",
     "log_error",

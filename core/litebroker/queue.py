@@ -26,6 +26,7 @@ from litebroker.arguments import (
 from litebroker.backoff import Backoff
 from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import Attempt, Counts, DedupeUntil, JobError, JobRecord, JobSpec, State
+from litebroker.observers import Observer
 from litebroker.schedules import ScheduleSpec, next_tick
 from litebroker.serializer import JSON, Serializer
 from litebroker.sqlite import Durability, open_storage
@@ -379,9 +380,9 @@ class Queue(Generic[T]):
         )
         while True:
             now_ms = self._storage.clock.now_ms()
-            added = self._storage.add((spec,))[0]
+            (stored,), (added,) = terms.add(self._storage, (spec,))
             if added.created:
-                return Job((spec, added.id, now_ms), terms, data=data)
+                return Job((stored, added.id, now_ms), terms, data=data)
             holder = self._storage.get(added.id)
             if holder is not None:
                 return Job(holder, terms, duplicate=True)
@@ -400,12 +401,13 @@ class Queue(Generic[T]):
             return []
         now_ms = self._storage.clock.now_ms()
         if all(spec.dedupe_key is None for spec in specs):
-            added = self._storage.add(specs)
             terms = self._terms
-            return [Job((spec, it.id, now_ms), terms) for spec, it in zip(specs, added, strict=True)]
+            stored, added = terms.add(self._storage, specs)
+            return [Job((spec, it.id, now_ms), terms) for spec, it in zip(stored, added, strict=True)]
         result: list[Job[T]] = []
         with self._storage.transaction() as transaction:
-            for spec, it in zip(specs, transaction.add(specs), strict=True):
+            stored, added = self._terms.add(transaction, specs)
+            for spec, it in zip(stored, added, strict=True):
                 record = None if it.created else transaction.get(it.id)
                 result.append(Job(record or (spec, it.id, now_ms), self._terms, duplicate=not it.created))
         return result
@@ -473,10 +475,10 @@ class Queue(Generic[T]):
                 return jobs
 
     def _refuse(self, record: JobRecord, error: Exception) -> None:
-        context = ErrorContext(kind="parse", queue=self.name, job_id=record.id, attempt=record.attempts)
-        self._terms.on_error(error, context)
+        wait_ms = self._terms.wait_ms(record)
+        self._terms.on_error(error, ErrorContext.of("parse", record, wait_ms=wait_ms, settled=False))
         failure = job_error(error, reason="parse", skip=1)
-        self._storage.fail(record.lease, failure, retry_in_ms=self._terms.wait_ms(record))
+        self._storage.fail(record.lease, failure, retry_in_ms=wait_ms)
 
     def complete(self, job: Job[Any], *, then: Sequence[Any] = ()) -> bool:
         """Complete the job and add what follows it, in one transaction. False, and nothing done: the lease was lost.
@@ -569,6 +571,15 @@ class Queue(Generic[T]):
         self._workers = [*(it for it in self._workers if not it.closed), worker]
         worker.start()
         return worker
+
+    def observe(self, observer: Observer) -> None:
+        """Have it told what happens to this queue's jobs in this process, also in workers that run already.
+
+        As `litebroker.metrics.WorkerMetrics`, `litebroker.tracing.Tracing`, or one of your own.
+        """
+        if not isinstance(observer, Observer):
+            raise TypeError(f"{observer!r} is no Observer: subclass litebroker.Observer")
+        self._terms.observers.append(observer)
 
     # Looking
 

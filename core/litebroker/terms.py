@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
 from litebroker.arguments import NewJob, duration_ms, job_spec, queue_name
 from litebroker.backoff import Backoff
 from litebroker.errors import LitebrokerError, PayloadError, PayloadTooLargeError, StorageError
-from litebroker.jobs import JobRecord, JobSpec, Keep, Lease, State
+from litebroker.jobs import Added, JobRecord, JobSpec, Keep, Lease, State
+from litebroker.observers import Observer, adding, tell
 from litebroker.schedules import plan
 from litebroker.serializer import JSON, RAW, Serializer
 from litebroker.storage import Storage
@@ -30,12 +31,43 @@ class ErrorContext:
             storage refused, and it is tried again.
         job_id: The job that it is about, or None.
         attempt: Which attempt of the job it was, or None.
+        max_attempts: How many it may have; None is without limit, or not about a job.
+        task: What the job does, or None.
+        retry_in: Seconds until the next attempt, where one follows.
+        dead: No attempt follows: the job becomes a dead letter.
     """
 
     kind: ErrorKind
     queue: str
     job_id: int | None = None
     attempt: int | None = None
+    max_attempts: int | None = None
+    task: str | None = None
+    retry_in: float | None = None
+    dead: bool = False
+
+    @classmethod
+    def of(
+        cls, kind: ErrorKind, record: JobRecord, *, wait_ms: int | None = None, settled: bool = True
+    ) -> ErrorContext:
+        """About a job.
+
+        Args:
+            wait_ms: How long it is to wait for its next attempt; None when it is to have none.
+            settled: What becomes of it is not decided by this error.
+        """
+        spent = record.max_attempts is not None and record.attempts >= record.max_attempts
+        dead = not settled and (wait_ms is None or spent)
+        return cls(
+            kind=kind,
+            queue=record.queue,
+            job_id=record.id,
+            attempt=record.attempts,
+            max_attempts=record.max_attempts,
+            task=record.task,
+            retry_in=None if settled or dead or wait_ms is None else wait_ms / 1000,
+            dead=dead,
+        )
 
 
 OnError = Callable[[BaseException, ErrorContext], object]
@@ -44,20 +76,35 @@ _logger = logging.getLogger("litebroker")
 
 
 def log_error(error: BaseException, context: ErrorContext) -> None:
-    """The `on_error` that applies when none is given: one record to the logger "litebroker", without the payload."""
+    """The `on_error` that applies when none is given: one record to the logger "litebroker", without the payload.
+
+    The record has the attributes ``queue``, ``job_id``, ``attempt`` and ``task``.
+    """
+    extra = {"queue": context.queue, "job_id": context.job_id, "attempt": context.attempt, "task": context.task}
     if context.job_id is None:
-        _logger.error("queue %r, %s: %s: %s", context.queue, context.kind, type(error).__name__, error)
+        _logger.error("queue %r, %s: %s: %s", context.queue, context.kind, type(error).__name__, error, extra=extra)
     else:
         _logger.error(
-            "job %d of queue %r, attempt %s, %s: %s: %s",
+            "job %d of queue %r, attempt %s, %s: %s: %s%s",
             context.job_id,
             context.queue,
             context.attempt,
             context.kind,
             type(error).__name__,
             error,
+            _outlook(context),
             exc_info=error if context.kind in {"handler", "parse"} else None,
+            extra=extra,
         )
+
+
+def _outlook(context: ErrorContext) -> str:
+    if context.dead:
+        return f"; no attempt is left: a dead letter after {context.attempt}"
+    if context.retry_in is None:
+        return ""
+    limit = "" if context.max_attempts is None else f" of {context.max_attempts}"
+    return f"; attempt {(context.attempt or 0) + 1}{limit} follows in {context.retry_in:.3g} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +119,7 @@ class Terms:
     lease_ms: int
     keep: Mapping[State, Keep]
     on_error: OnError
+    observers: list[Observer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not isinstance(self.backoff, Backoff):
@@ -151,6 +199,15 @@ class Terms:
             ref=job.ref,
         )
 
+    def add(self, storage: Storage, specs: Sequence[JobSpec]) -> tuple[Sequence[JobSpec], list[Added]]:
+        """Store the jobs; the specs as they were stored, and what became of each."""
+        if not self.observers:
+            return specs, storage.add(specs)
+        with adding(self.observers, specs) as observed:
+            added = storage.add(observed)
+            tell(self.observers, lambda observer: observer.added(observed, added))
+        return observed, added
+
     def complete(self, storage: Storage, lease: Lease, then: Sequence[JobSpec] = ()) -> bool:
         """End the job well and add what follows, both or neither. False when the lease was lost."""
         if not then:
@@ -158,7 +215,7 @@ class Terms:
         with storage.transaction() as transaction:
             done = transaction.complete([lease], keep=self.keeps_completed)[0]
             if done:
-                transaction.add(then)
+                self.add(transaction, then)
         return done
 
     def wait_ms(

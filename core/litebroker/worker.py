@@ -31,6 +31,7 @@ from litebroker.arguments import duration_ms, instant, whole_number
 from litebroker.errors import DatabaseBusyError, LeaseLostError, StorageClosedError
 from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import JobError, JobRecord, Lease, State
+from litebroker.observers import Outcome, Watched, running_job, tell
 from litebroker.storage import Listener, Storage
 from litebroker.terms import ErrorContext, ErrorKind, Terms
 
@@ -64,13 +65,14 @@ _logger = logging.getLogger("litebroker")
 class _Held:
     """A job in a thread's hands: it runs, or has been run and is not settled."""
 
-    __slots__ = ("cancelled", "event", "failure", "lease", "record", "settled", "uncommitted", "until")
+    __slots__ = ("cancelled", "event", "failure", "lease", "record", "settled", "state", "uncommitted", "until")
 
     def __init__(self, record: JobRecord, until: float) -> None:
         self.record = record
         self.lease = record.lease
         self.until = until  # Its lease lives at least until then (monotonic).
         self.failure: tuple[JobError, int | None] | None = None
+        self.state: State | None = None  # What its failure has made of it.
         self.settled = False  # Or being settled: the heartbeat must not call it lost.
         self.uncommitted = False  # Settled in a transaction that the handler was to commit.
         self.cancelled = False
@@ -164,6 +166,8 @@ class Context:
         with self._settling():
             done = self._terms.complete(storage, self._record.lease, specs)
             self._held.uncommitted = done and connection is not None
+        if connection is None:
+            self._observe("completed" if done else "lost")
         return done
 
     def fail(
@@ -182,13 +186,22 @@ class Context:
         wait_ms = self._terms.wait_ms(self._record, retry_in=retry_in, retry=retry)
         failure = as_job_error(error, reason="handler" if retry else "rejected")
         with self._settling():
-            return self._storage.fail(self._record.lease, failure, retry_in_ms=wait_ms) is not None
+            state = self._storage.fail(self._record.lease, failure, retry_in_ms=wait_ms)
+        self._observe(_after(state))
+        return state is not None
 
     def release(self, *, delay: float | timedelta | None = None) -> bool:
         """Give the job back, this attempt not counted. False, and nothing done: the lease was lost."""
         delay_ms = None if delay is None else duration_ms("delay", delay)
         with self._settling():
-            return self._storage.release([self._record.lease], delay_ms=delay_ms)[0]
+            done = self._storage.release([self._record.lease], delay_ms=delay_ms)[0]
+        self._observe("released" if done else "lost")
+        return done
+
+    def _observe(self, outcome: Outcome) -> None:
+        # What the heartbeat has found lost, it has told.
+        if self._terms.observers and not (outcome == "lost" and self._held.cancelled):
+            tell(self._terms.observers, lambda observer: observer.settled(self._record, outcome))
 
     @contextmanager
     def _settling(self) -> Iterator[None]:
@@ -508,7 +521,9 @@ class Worker:
                 self._settle_apart(well, badly)
             return []
         self._troubles = 0
-        self._tell_lost(lost)
+        self._tell_settled(well, badly, lost)
+        if claimed and self._terms.observers:
+            tell(self._terms.observers, lambda observer: observer.claimed(claimed))
         return claimed
 
     def _claim(self, storage: Storage, limit: int) -> list[JobRecord]:
@@ -525,10 +540,10 @@ class Worker:
             self._prune = self._prune or self._terms.keeps_completed
         for held in badly:
             error, wait_ms = held.failure or (JobError("handler"), None)
-            state = storage.fail(held.lease, error, retry_in_ms=wait_ms)
-            if state is None:
+            held.state = storage.fail(held.lease, error, retry_in_ms=wait_ms)
+            if held.state is None:
                 lost.append(("fail", held))
-            self._prune = self._prune or state is State.FAILED
+            self._prune = self._prune or held.state is State.FAILED
         return lost
 
     def _settle_apart(self, well: list[_Held], badly: list[_Held]) -> None:
@@ -554,7 +569,7 @@ class Worker:
             lost = self._settle(self._storage, well, badly)
         except Exception as error:  # noqa: BLE001 (told; it is tried again)
             return error
-        self._tell_lost(lost)
+        self._tell_settled(well, badly, lost)
         return None
 
     def _give_back(self) -> None:
@@ -591,19 +606,27 @@ class Worker:
                 readable.append(held)
         if not readable:
             return
+        observers = self._terms.observers
+        token = running_job.set(readable[0].record if len(readable) == 1 else None)
         try:
-            self._call(values, readable)
+            if observers:
+                with Watched(observers, [held.record for held in readable]):
+                    self._call(values, readable)
+            else:
+                self._call(values, readable)
         except BaseException as error:  # noqa: BLE001 (a handler that raises SystemExit has failed, too)
             for held in readable:
                 self._spoil(held, "handler", error)
+        running_job.reset(token)
         for held in readable:
             if held.uncommitted:
                 self._verify(held)
 
     def _spoil(self, held: _Held, kind: ErrorKind, error: BaseException) -> None:
         skip = 2 if kind == "handler" else 1  # `_run`, and what `_caller` made
-        held.failure = job_error(error, reason=kind, skip=skip), self._terms.wait_ms(held.record)
-        self._tell(kind, error, held.record)
+        wait_ms = self._terms.wait_ms(held.record)
+        held.failure = job_error(error, reason=kind, skip=skip), wait_ms
+        self._tell(kind, error, held.record, wait_ms=wait_ms, settled=held.settled)
 
     def _verify(self, held: _Held) -> None:
         """It was completed in the handler's own transaction: did that commit?"""
@@ -616,6 +639,8 @@ class Worker:
             held.settled = False
             if held.failure is None:
                 self._spoil(held, "handler", RuntimeError("the transaction that completed the job was not committed"))
+        elif self._terms.observers:
+            self._observe(held.record, "completed")
 
     def _caller(self, handler: Callable[..., object], *, in_batches: bool) -> Callable[[list[Any], list[_Held]], None]:
         """The handler, as `_run` calls it."""
@@ -678,6 +703,8 @@ class Worker:
             self._buffer_until = until  # What was claimed since lives longer.
         for record in lost:
             self._tell("heartbeat", _lost(record), record)
+            if self._terms.observers:
+                self._observe(record, "lost")
 
     # The keeper
 
@@ -765,11 +792,28 @@ class Worker:
         if self._troubles and (not self._closing or self._well or self._badly):
             self._relief.wait(min(_PAUSE_S * 2 ** min(self._troubles - 1, 10), _LONGEST_PAUSE_S))
 
-    def _tell_lost(self, lost: list[tuple[ErrorKind, _Held]]) -> None:
+    def _tell_settled(self, well: list[_Held], badly: list[_Held], lost: list[tuple[ErrorKind, _Held]]) -> None:
         for kind, held in lost:
             self._tell(kind, _lost(held.record), held.record)
+        if self._terms.observers:
+            gone = {held for _, held in lost}
+            for held in well:
+                self._observe(held.record, "lost" if held in gone else "completed")
+            for held in badly:
+                self._observe(held.record, _after(held.state))
 
-    def _tell(self, kind: ErrorKind, error: BaseException, record: JobRecord | None = None) -> None:
+    def _observe(self, record: JobRecord, outcome: Outcome) -> None:
+        tell(self._terms.observers, lambda observer: observer.settled(record, outcome))
+
+    def _tell(
+        self,
+        kind: ErrorKind,
+        error: BaseException,
+        record: JobRecord | None = None,
+        *,
+        wait_ms: int | None = None,
+        settled: bool = True,
+    ) -> None:
         """Without the lock: it calls the user's code. What is not about one job is told once in a while."""
         if record is None:
             now = monotonic()
@@ -778,7 +822,7 @@ class Worker:
             self._told[kind] = now + _QUIET_S
             context = ErrorContext(kind=kind, queue=self._terms.queue)
         else:
-            context = ErrorContext(kind=kind, queue=record.queue, job_id=record.id, attempt=record.attempts)
+            context = ErrorContext.of(kind, record, wait_ms=wait_ms, settled=settled)
         try:
             self._terms.on_error(error, context)
         except Exception:
@@ -863,6 +907,13 @@ def _takes_context(handler: Callable[..., object]) -> bool:
     if not positional and not any(it.kind is it.VAR_POSITIONAL for it in parameters):
         raise TypeError(f"handler={handler!r} takes no argument: it gets the data, and a context if it wants")
     return len(required) == 2 or (len(positional) > 1 and positional[1].name == "context")  # noqa: PLR2004
+
+
+def _after(state: State | None) -> Outcome:
+    """What an attempt that failed has come to."""
+    if state is None:
+        return "lost"
+    return "failed" if state is State.FAILED else "retried"
 
 
 def _lost(record: JobRecord) -> LeaseLostError:
