@@ -178,6 +178,7 @@ class Holder(NamedTuple):
         claimed_at_ms: When it was claimed.
         lease_until_ms: When the lease ends, on the wall clock as it goes now. One in the past is taken back at the
             next claim.
+        renewed_at_ms: When the lease was last extended; None when it never was since the claim.
     """
 
     token: int
@@ -185,6 +186,7 @@ class Holder(NamedTuple):
     alive: bool | None
     claimed_at_ms: int
     lease_until_ms: int
+    renewed_at_ms: int | None = None
 
 
 class Counts(NamedTuple):
@@ -200,6 +202,34 @@ class Counts(NamedTuple):
     @property
     def pending(self) -> int:
         return self.ready + self.delayed
+
+
+class Standing(NamedTuple):
+    """Where a pending job stands in its stream.
+
+    Attributes:
+        ahead: How many jobs of its stream are due and go before it, counted up to 100,000; None when it is not due.
+        concurrency: How many jobs of its group may be active at once; None without a group.
+        active: How many are.
+        holders: Their ids, the soonest end of lease first; a hundred at most.
+    """
+
+    ahead: int | None
+    concurrency: int | None = None
+    active: int = 0
+    holders: tuple[int, ...] = ()
+
+
+class Arrivals(NamedTuple):
+    """Jobs that were added after another one.
+
+    Attributes:
+        latest: The highest id among them; where there are none, the one that was asked for.
+        counts: How many of each queue are still there.
+    """
+
+    latest: int
+    counts: Mapping[str, int]
 
 
 class QueueInfo(NamedTuple):

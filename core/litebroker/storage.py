@@ -20,7 +20,20 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from litebroker.clock import Clock
-from litebroker.jobs import Added, Counts, Holder, JobError, JobRecord, JobSpec, Keep, Lease, QueueInfo, State
+from litebroker.jobs import (
+    Added,
+    Arrivals,
+    Counts,
+    Holder,
+    JobError,
+    JobRecord,
+    JobSpec,
+    Keep,
+    Lease,
+    QueueInfo,
+    Standing,
+    State,
+)
 from litebroker.schedules import ScheduleSpec
 
 __all__ = ["Jobs", "Listener", "ScheduleRecord", "ScheduleSpec", "Schedules", "Storage", "Value", "Values"]
@@ -108,6 +121,21 @@ class Jobs(Protocol):
 
     def holders(self, job_ids: Sequence[int]) -> dict[int, Holder]:
         """Who has the active ones among these jobs, by id. It changes nothing, also where a lease has ended."""
+
+    def standing(self, job_id: int) -> Standing | None:
+        """Where a pending job stands in its stream, and its group; None when it is not pending. It changes nothing."""
+
+    def issued_at_ms(self, job_id: int) -> int | None:
+        """When a job of this id was added, or would have been, by the id alone; None when it does not tell."""
+
+    def arrivals(self, after: int | None, *, limit: int = 1000) -> Arrivals:
+        """The next jobs, ``limit`` at most, with higher ids than ``after``; None counts none and answers the latest id.
+
+        Ids are given in the order of adding, but for transactions that their callers hold open for long.
+        """
+
+    def ended_since(self, queue: str, state: State, since_ms: int) -> int:
+        """How many jobs came to this end, one of the last three states, at that instant or later, and are there."""
 
     def counts(self, queue: str) -> Counts:
         """How many jobs are in each state, counted now: it costs a walk through the indexes (5 ms for 100,000 jobs)."""
@@ -325,6 +353,12 @@ class Storage(Jobs, Values, Schedules, Protocol):
 
     def listener(self, queues: Sequence[str] = (), topics: Sequence[str] = ()) -> Listener:
         """A waiter for jobs in these queues (one is woken for each new job) and for these topics (all are)."""
+
+    def is_awaited(self, queue: str) -> bool | None:
+        """Whether a listener for the queue is open in any process; None where that cannot be told from here.
+
+        Workers have one open as long as they live, whether they are busy or not.
+        """
 
     def notify(self, topic: str) -> None:
         """Wake every listener of the topic, in all processes; after the commit, inside a transaction."""

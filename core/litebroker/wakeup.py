@@ -141,6 +141,18 @@ class Wakeups:
             self._listeners.add(listener)
         return listener
 
+    def is_awaited(self, queue: str) -> bool | None:
+        """Whether a listener for the queue is open, in any process; None where there are no FIFOs to tell by."""
+        if any(queue in listener.queues and not listener.closed for listener in self._all()):
+            return True
+        if self._folder is None:
+            return False if self._in_process else None
+        try:
+            os.close(os.open(self._paths.get(queue) or self._queue_path(queue), _FOR_WRITING))
+        except OSError as error:
+            return False if error.errno in {errno.ENXIO, errno.ENOENT, errno.ENOTDIR} else None
+        return True
+
     def sweep(self) -> None:
         """Remove what killed listeners left behind. Their topics may never be notified again, which does so too."""
         if self._folder is None:

@@ -55,5 +55,10 @@ class Identities:
         self.process = _new_process()
 
 
+def issued_at_ms(job_id: int) -> int:
+    """When an id was drawn, by the wall clock of the process that drew it."""
+    return ((job_id >> 12) + _EPOCH_US) // 1000
+
+
 def _new_process() -> int:
     return (1 << _PROCESS_BITS) | _random.getrandbits(_PROCESS_BITS)

@@ -272,7 +272,13 @@ class JobVerbs(Session):
         def op(tx: Tx) -> list[bool]:
             kept: set[tuple[int, int]] = set()
             for token, job_ids in _by_token(leases).items():
-                params = {"token": token, "ids": rows.ids(job_ids), "until": until, "steady": self._engine.steady_ms()}
+                params = {
+                    "token": token,
+                    "ids": rows.ids(job_ids),
+                    "until": until,
+                    "now": self._engine.clock.now_ms(),
+                    "steady": self._engine.steady_ms(),
+                }
                 kept.update((job_id, token) for (job_id,) in tx.db.rows(sql.EXTEND, params))
             return [lease in kept for lease in leases]
 
@@ -458,8 +464,8 @@ class JobVerbs(Session):
         }
         shift = recovery.steady_to_wall_ms(engine)
         return {
-            job_id: Holder(token, label or "", alive.get(process), claimed_at_ms, lease_until_ms + shift)
-            for job_id, token, process, _boot, label, claimed_at_ms, lease_until_ms in found
+            job_id: Holder(token, label or "", alive.get(process), claimed_at_ms, lease_until_ms + shift, renewed_at_ms)
+            for job_id, token, process, _boot, label, claimed_at_ms, lease_until_ms, renewed_at_ms in found
         }
 
 

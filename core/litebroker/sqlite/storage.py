@@ -18,11 +18,12 @@ from litebroker.sqlite.listener import SQLiteListener
 from litebroker.sqlite.location import MEMORY, Durability, Options, parse
 from litebroker.sqlite.schedules import ScheduleVerbs
 from litebroker.sqlite.session import BoundSession
+from litebroker.sqlite.standing import StandingVerbs
 from litebroker.sqlite.values import ValueVerbs
 from litebroker.storage import Listener, Storage
 
 
-class _Verbs(ScheduleVerbs, ValueVerbs):
+class _Verbs(ScheduleVerbs, ValueVerbs, StandingVerbs):
     """All verbs, and what is the same on either connection."""
 
     _callbacks: list[Callable[[JobRecord], None]]
@@ -44,6 +45,9 @@ class _Verbs(ScheduleVerbs, ValueVerbs):
     def _waiting(self, queue: str) -> list[Row]:
         queue_id = self._queue(queue)
         return [] if queue_id is None else self._read(lambda db: db.rows(sql.WAITING, {"queue": queue_id}))
+
+    def is_awaited(self, queue: str) -> bool | None:
+        return self._engine.wakeups.is_awaited(queue)
 
     def notify(self, topic: str) -> None:
         tx = self._engine.current

@@ -24,13 +24,28 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from litebroker.clock import Clock, SystemClock
 from litebroker.errors import GroupConflictError, StorageClosedError
-from litebroker.jobs import Added, Attempt, Counts, Holder, JobError, JobRecord, JobSpec, Keep, Lease, QueueInfo, State
+from litebroker.jobs import (
+    Added,
+    Arrivals,
+    Attempt,
+    Counts,
+    Holder,
+    JobError,
+    JobRecord,
+    JobSpec,
+    Keep,
+    Lease,
+    QueueInfo,
+    Standing,
+    State,
+)
 from litebroker.storage import ScheduleRecord, Storage, Value
 
 _log = logging.getLogger(__name__)
@@ -75,6 +90,7 @@ class _Job:
     attempts: int = 0
     token: int | None = None
     lease_end_steady_ms: int = 0
+    renewed_at_ms: int | None = None
     claimed_at_ms: int | None = None
     ended_at_ms: int | None = None
     error: JobError | None = None
@@ -257,6 +273,7 @@ class ModelStorage:
             attempts=job.attempts + 1,
             token=next(self._tokens),
             lease_end_steady_ms=self._clock.steady_ms() + lease_ms,
+            renewed_at_ms=None,
             claimed_at_ms=self._clock.now_ms(),
         )
         self._contents.jobs[job.id] = claimed
@@ -264,7 +281,11 @@ class ModelStorage:
 
     def extend(self, leases: Sequence[Lease], lease_ms: int) -> list[bool]:
         def extend(job: _Job) -> None:
-            self._contents.jobs[job.id] = replace(job, lease_end_steady_ms=self._clock.steady_ms() + lease_ms)
+            self._contents.jobs[job.id] = replace(
+                job,
+                lease_end_steady_ms=self._clock.steady_ms() + lease_ms,
+                renewed_at_ms=self._clock.now_ms(),
+            )
 
         return self._for_each_current(leases, extend)
 
@@ -408,10 +429,43 @@ class ModelStorage:
                     alive=True,
                     claimed_at_ms=job.claimed_at_ms,
                     lease_until_ms=self._clock.now_ms() + job.lease_end_steady_ms - self._clock.steady_ms(),
+                    renewed_at_ms=job.renewed_at_ms,
                 )
                 for job in jobs
                 if job.token is not None and job.claimed_at_ms is not None
             }
+
+    def standing(self, job_id: int) -> Standing | None:
+        with self.transaction():
+            job = self._contents.jobs.get(job_id)
+            if job is None or job.state is not State.PENDING:
+                return None
+            group = self._group_of(job)
+            stream = [it for it in self._jobs(job.queue) if it.spec.group == job.spec.group]
+            due = [it for it in stream if it.state is State.PENDING and self._is_due(it)]
+            ahead = sum(it.place < job.place for it in due) if self._is_due(job) else None
+            if group is None:
+                return Standing(ahead)
+            active = [it for it in stream if it.state is State.ACTIVE]
+            active.sort(key=lambda it: it.lease_end_steady_ms)
+            return Standing(ahead, group.concurrency, len(active), tuple(it.id for it in active[:100]))
+
+    def issued_at_ms(self, job_id: int) -> int | None:  # noqa: ARG002 - its ids are counted
+        return None
+
+    def arrivals(self, after: int | None, *, limit: int = 1000) -> Arrivals:
+        with self.transaction():
+            ids = sorted(self._contents.jobs)
+            if after is None:
+                return Arrivals(ids[-1] if ids else 0, {})
+            found = [job_id for job_id in ids if job_id > after][:limit]
+            queues = Counter(self._contents.jobs[job_id].queue for job_id in found)
+            return Arrivals(found[-1] if found else after, dict(queues))
+
+    def ended_since(self, queue: str, state: State, since_ms: int) -> int:
+        with self.transaction():
+            jobs = self._jobs(queue)
+            return sum(job.state is state and (job.ended_at_ms or 0) >= since_ms for job in jobs)
 
     def counts(self, queue: str) -> Counts:
         with self.transaction():
@@ -813,6 +867,10 @@ class ModelStorage:
             listener = _Listener(self, frozenset(queues), frozenset(topics))
             self._listeners.append(listener)
             return listener
+
+    def is_awaited(self, queue: str) -> bool | None:
+        with self._lock:
+            return any(queue in listener.queues for listener in self._listeners)
 
     def notify(self, topic: str) -> None:
         with self.transaction():

@@ -27,6 +27,7 @@ from litebroker.testing.contract.looking import Looking
 from litebroker.testing.contract.mending import Mending, Pausing
 from litebroker.testing.contract.schedules import ScheduleRules
 from litebroker.testing.contract.settling import Settling
+from litebroker.testing.contract.standing import Standings
 from litebroker.testing.contract.transactions import Transactions
 from litebroker.testing.contract.values import ValueRules
 from litebroker.testing.contract.waiting import Lifetime, Waiting
@@ -45,6 +46,7 @@ class StorageContract(
     Mending,
     Pausing,
     Looking,
+    Standings,
     ValueRules,
     ScheduleRules,
     Transactions,
