@@ -91,6 +91,9 @@ class Jobs(Protocol):
         """The job, or None when there is none of this id any more."""
 
     def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
+    def states(self, job_ids: Sequence[int]) -> dict[int, State]:
+        """Where those of the jobs stand that are there: one short look, however many they are."""
+
         """The jobs of this name, in the order they were added; or the one that holds this key.
 
         Raises:
@@ -284,6 +287,13 @@ class Schedules(Protocol):
 
     def get_schedule(self, queue: str, schedule_id: str) -> ScheduleRecord | None:
         """The schedule, or None."""
+
+    def sweep(self) -> int:
+        """Delete what is gone for all already, some hundreds at most, of all spaces; how many.
+
+        Whoever puts a value outside of a transaction does a little of it now and then. Who puts many, and in
+        transactions, calls this.
+        """
 
     def list_schedules(self, queue: str | None = None) -> list[ScheduleRecord]:
         """Those of a queue, or all, by queue and id."""

@@ -373,6 +373,10 @@ class JobVerbs(Session):
             return found[0] if found else None
 
         return self._read(look) if -_FOREVER <= job_id <= _FOREVER else None
+    def states(self, job_ids: Sequence[int]) -> dict[int, State]:
+        found = self._read(lambda db: db.rows(sql.STATES, {"ids": rows.ids(job_ids)})) if job_ids else []
+        return {job_id: rows.STATES[state] for job_id, state in found}
+
 
     def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
         if (ref is None) == (dedupe_key is None):

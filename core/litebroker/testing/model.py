@@ -368,6 +368,10 @@ class ModelStorage:
             return None if job is None else self._record(job)
 
     def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
+    def states(self, job_ids: Sequence[int]) -> dict[int, State]:
+        with self.transaction():
+            return {job_id: self._contents.jobs[job_id].state for job_id in job_ids if job_id in self._contents.jobs}
+
         if (ref is None) == (dedupe_key is None):
             raise ValueError(f"give exactly one of ref={ref!r} and dedupe_key={dedupe_key!r}")
         with self.transaction():
@@ -861,6 +865,23 @@ class ModelStorage:
             return self.add([record.job])[0]
 
     # -- waking up
+
+    def walk_values(
+        self, *, after: tuple[str, str] | None = None, limit: int = 1000
+    ) -> list[tuple[str, str, Value]]:
+        with self.transaction():
+            places = sorted(place for place in self._contents.values if after is None or place > after)
+            living = [(place, self._living(*place)) for place in places]
+            return [
+                (*place, self._value(entry)) for place, entry in living if entry is not None and entry.owner is None
+            ][:limit]
+
+    def sweep(self) -> int:
+        with self.transaction():
+            gone = [place for place in self._contents.values if self._living(*place) is None][:_PRUNE_AT_ONCE]
+            for place in gone:
+                del self._contents.values[place]
+            return len(gone)
 
     def listener(self, queues: Sequence[str] = (), topics: Sequence[str] = ()) -> _Listener:
         with self.transaction():

@@ -358,6 +358,17 @@ class Looking(Contract):
         assert holder.lease_until_ms < clock.now_ms()
         assert get(storage, job_id).state is State.ACTIVE
 
+    def test_the_states_of_many_jobs_are_read_at_once(self, storage: Storage) -> None:
+        removed = bring_to(storage, State.CANCELLED)
+        storage.remove([removed])
+        jobs = {bring_to(storage, state): state for state in reversed(State)}
+        delayed = add(storage, delay_ms=HOUR_S * 1000)
+
+        states = storage.states([*jobs, delayed, removed, 12345])
+
+        assert states == {**jobs, delayed: State.PENDING}
+        assert storage.states([]) == {}
+
     @pytest.mark.parametrize("state", [state for state in State if state is not State.ACTIVE], ids=str)
     def test_a_job_that_is_not_active_has_no_holder(self, storage: Storage, state: State) -> None:
         job_id = bring_to(storage, state)

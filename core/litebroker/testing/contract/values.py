@@ -382,3 +382,38 @@ class ValueRules(Contract):
 
         assert storage.peek("s", ["there", "not there"]) == {"there": Value(b"data", 0, None)}
         assert storage.put("s", "not there", b"next", if_absent=True) is True
+
+    def test_a_sweep_takes_what_has_expired_and_nothing_else(self, storage: Storage, clock: ManualClock) -> None:
+        lease = get(storage, bring_to(storage, State.ACTIVE)).lease
+        storage.put("s", "kept", b"1")
+        storage.put("s", "owned", b"2", owner=lease)
+        storage.put("s", "later", b"3", ttl_ms=1001)
+        for number in range(3):
+            storage.put("t", str(number), ttl_ms=1000)
+
+        before = storage.sweep()
+        clock.advance(1)
+        swept = [storage.sweep(), storage.sweep()]
+
+        assert (before, swept) == (0, [3, 0])
+        assert [key for key, _ in storage.scan("s")] == ["kept", "later", "owned"]
+
+    def test_a_sweep_takes_what_its_owner_left(self, storage: Storage) -> None:
+        lease = get(storage, bring_to(storage, State.ACTIVE)).lease
+        with storage.transaction():
+            storage.put("s", "k", b"owned", owner=lease)
+            storage.complete([lease])
+
+        assert storage.sweep() == 1
+        assert storage.sweep() == 0
+
+    def test_sweeps_come_to_an_end(self, storage: Storage, clock: ManualClock) -> None:
+        with storage.transaction():
+            for number in range(1200):
+                storage.put("s", str(number), ttl_ms=1)
+        clock.advance(1)
+
+        swept = list(iter(storage.sweep, 0))
+
+        assert sum(swept) == 1200
+        assert max(swept) < 1200
