@@ -53,7 +53,8 @@ def database() -> Iterator[sqlite3.Connection]:
 
 def _plan(db: sqlite3.Connection, statement: str) -> list[str]:
     names = set(re.findall(r":([a-z_]+)", statement))
-    params: object = dict.fromkeys(names, 1) if names else [1] * statement.count("?")
+    places = set(re.findall(r"\?\d+", statement)) or range(statement.count("?"))
+    params: object = dict.fromkeys(names, 1) if names else [1] * len(places)
     return [row[3] for row in db.execute(f"explain query plan {statement}", params)]  # type: ignore[arg-type]
 
 

@@ -26,8 +26,8 @@ class JobVerbs(Session):
     def add(self, specs: Sequence[JobSpec]) -> list[Added]:
         if not specs:
             return []
-        if len(specs) == 1 and _is_bare(specs[0]):
-            return [self._add_bare(specs[0])]
+        if len(specs) == 1 and _is_plain(specs[0]):
+            return [self._add_one(specs[0])]
         queues: dict[str, int] = {}
         jobs: dict[str, int] = {}
         payload = 0
@@ -37,14 +37,14 @@ class JobVerbs(Session):
                 queues[name] = self._made_queue(name)
             jobs[name] = jobs.get(name, 0) + 1
             payload += len(spec.payload)
-        bare = all(map(_is_bare, specs))
-        plain = bare or all(spec.dedupe_key is None and spec.group is None and not spec.front for spec in specs)
+        plain = all(map(_is_plain, specs))
+        free = plain or all(spec.dedupe_key is None and spec.group is None and not spec.front for spec in specs)
         now = self._engine.clock.now_ms()
 
         def op(tx: Tx) -> list[Added]:
             ids = range(first := self._engine.identities.first_id(len(specs)), first + len(specs) * ID_STEP, ID_STEP)
-            if plain:
-                added = _insert_plain(tx, specs, queues, ids, now, bare=bare)
+            if free:
+                added = _insert_free(tx, specs, queues, ids, now, plain=plain)
             else:
                 added = [
                     self._insert(tx, spec, queues[spec.queue], job_id, now)
@@ -57,24 +57,23 @@ class JobVerbs(Session):
 
         while True:
             try:
-                return self._write(op, single=plain and len(specs) == 1)
+                return self._write(op, single=free and len(specs) == 1)
             except UniqueError:
                 # Another process drew the same id in the same microsecond.
                 self._engine.identities.change_lane()
 
-    def _add_bare(self, spec: JobSpec) -> Added:
-        """Add one job with nothing but a payload and a priority, due now: what most are."""
+    def _add_one(self, spec: JobSpec) -> Added:
+        """Add one plain job: what most are."""
         engine = self._engine
-        name = spec.queue
+        name, payload, encoding, priority, *_, max_attempts, _headers, ref, task, _front = spec
         queue = engine.queue_ids.get(name) or self._made_queue(name)
-        now = engine.clock.now_ms()
-        values = (queue, spec.priority, now, spec.max_attempts or 0, now, now, now, spec.payload)
+        values = (queue, priority, engine.clock.now_ms(), max_attempts or 0, ref, task, encoding, payload)
 
         def op(tx: Tx) -> Added:
             job_id = engine.identities.first_id(1)
-            tx.db.rows(sql.INSERT_BARE, (job_id, *values))
+            tx.db.change(sql.INSERT_PLAIN, (job_id, *values))
             tx.wake(name, 1)
-            tx.pages += len(spec.payload) >> 12
+            tx.pages += len(payload) >> 12
             return Added(job_id, True)
 
         while True:
@@ -744,19 +743,10 @@ class _Pager:
         self._found += got
 
 
-def _is_bare(spec: JobSpec) -> bool:
-    """Whether INSERT_BARE takes it."""
-    return (
-        spec.dedupe_key is None
-        and spec.group is None
-        and spec.delay_ms is None
-        and spec.run_at_ms is None
-        and spec.ref is None
-        and spec.task is None
-        and spec.encoding is None
-        and not spec.headers
-        and not spec.front
-    )
+def _is_plain(spec: JobSpec) -> bool:
+    """Whether INSERT_PLAIN takes it."""
+    _, _, _, _, delay_ms, run_at_ms, dedupe_key, _, group, _, _, headers, _, _, front = spec
+    return delay_ms is None and run_at_ms is None and dedupe_key is None and group is None and not (headers or front)
 
 
 def _promote(tx: Tx, queue: int, now: int) -> None:
@@ -765,26 +755,30 @@ def _promote(tx: Tx, queue: int, now: int) -> None:
         pass
 
 
-def _insert_plain(
-    tx: Tx, specs: Sequence[JobSpec], queues: Mapping[str, int], ids: Sequence[int], now: int, *, bare: bool
+def _insert_free(
+    tx: Tx, specs: Sequence[JobSpec], queues: Mapping[str, int], ids: Sequence[int], now: int, *, plain: bool
 ) -> list[Added]:
     """Insert jobs that need no look at what is there: one statement, run for all."""
-    values: list[tuple[object, ...]]
-    if bare:
-        statement = sql.INSERT_BARE
-        values = [
-            (job_id, queues[spec.queue], spec.priority, now, spec.max_attempts or 0, now, now, now, spec.payload)
-            for job_id, spec in zip(ids, specs, strict=True)
-        ]
+    if plain:
+        tx.db.many(
+            sql.INSERT_PLAIN,
+            [
+                (job_id, queues[queue], priority, now, max_attempts or 0, ref, task, encoding, payload)
+                for job_id, (queue, payload, encoding, priority, *_, max_attempts, _headers, ref, task, _front) in zip(
+                    ids, specs, strict=True
+                )
+            ],
+        )
+    elif len(specs) == 1:  # it may be a transaction of its own, which `many` never is
+        tx.db.change(sql.INSERT, _values(specs[0], queues[specs[0].queue], ids[0], now, group=None))
     else:
-        statement = sql.INSERT
-        values = [
-            _values(spec, queues[spec.queue], job_id, now, group=None) for job_id, spec in zip(ids, specs, strict=True)
-        ]
-    if len(values) == 1:
-        tx.db.rows(statement, values[0])
-    else:
-        tx.db.many(statement, values)
+        tx.db.many(
+            sql.INSERT,
+            [
+                _values(spec, queues[spec.queue], job_id, now, group=None)
+                for job_id, spec in zip(ids, specs, strict=True)
+            ],
+        )
     return [Added(job_id, True) for job_id in ids]
 
 
