@@ -261,6 +261,13 @@ class Values(Protocol):
     def clear(self, space: str) -> int:
         """Delete all of a space; how many."""
 
+    def sweep(self) -> int:
+        """Delete what is gone for all already, some hundreds at most, of all spaces; how many.
+
+        Whoever puts a value outside of a transaction does a little of it now and then. Who puts many, and in
+        transactions, calls this.
+        """
+
 
 class ScheduleRecord(NamedTuple):
     """A schedule as it is stored.
@@ -287,13 +294,6 @@ class Schedules(Protocol):
 
     def get_schedule(self, queue: str, schedule_id: str) -> ScheduleRecord | None:
         """The schedule, or None."""
-
-    def sweep(self) -> int:
-        """Delete what is gone for all already, some hundreds at most, of all spaces; how many.
-
-        Whoever puts a value outside of a transaction does a little of it now and then. Who puts many, and in
-        transactions, calls this.
-        """
 
     def list_schedules(self, queue: str | None = None) -> list[ScheduleRecord]:
         """Those of a queue, or all, by queue and id."""

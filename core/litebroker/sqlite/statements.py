@@ -490,12 +490,15 @@ SWEEP_EXPIRED = (
     "delete from litebroker_value where id in (select id from litebroker_value where expires_at_ms is not null"
     " and expires_at_ms <= +:steady order by expires_at_ms limit 200)"
 )
+SWEEPABLE = "select 1 from litebroker_value where expires_at_ms is not null and expires_at_ms <= +:steady limit 1"
 # Walks the index of owned values: there are as many as locks are held.
 _ORPHANED = (
     "from litebroker_value v where v.owner_job is not null"
     " and not exists(select 1 from litebroker_job j where j.id = v.owner_job"
     " and j.token = v.owner_token and j.state = 1)"
 )
+ORPHANED = f"select 1 {_ORPHANED} limit 1"
+SWEEP_ORPHANED = f"delete from litebroker_value where id in (select v.id {_ORPHANED} order by v.owner_job limit 200)"
 
 IS_CURRENT = "select 1 from litebroker_job where id = :id and token = :token and state = 1 and lease_until_ms > :steady"
 
@@ -510,15 +513,12 @@ PUT_SCHEDULE = (
     " values(:queue, :name, :every_ms, :cron, :tz, :next_at_ms, :last_at_ms, :options, :payload)"
     " on conflict(queue, name) do update set every_ms = excluded.every_ms, cron = excluded.cron, tz = excluded.tz,"
     " next_at_ms = excluded.next_at_ms, last_at_ms = excluded.last_at_ms, options = excluded.options,"
-SWEEPABLE = "select 1 from litebroker_value where expires_at_ms is not null and expires_at_ms <= +:steady limit 1"
     " payload = excluded.payload"
 )
 GET_SCHEDULE = f"select {_SCHEDULE} from litebroker_schedule where queue = :queue and name = :name"
 SCHEDULES_OF_QUEUE = f"select {_SCHEDULE} from litebroker_schedule where queue = :queue order by name"
 REMOVE_SCHEDULE = "delete from litebroker_schedule where queue = :queue and name = :name"
 DUE_SCHEDULES = (
-ORPHANED = f"select 1 {_ORPHANED} limit 1"
-SWEEP_ORPHANED = f"delete from litebroker_value where id in (select v.id {_ORPHANED} order by v.owner_job limit 200)"
     f"select {_SCHEDULE} from litebroker_schedule where queue = :queue and next_at_ms <= :now and {_UNPAUSED}"
     " order by next_at_ms limit +:limit"
 )

@@ -806,6 +806,23 @@ class ModelStorage:
         with self.transaction():
             return self.delete(space, self._living_keys(space))
 
+    def walk_values(
+        self, *, after: tuple[str, str] | None = None, limit: int = 1000
+    ) -> list[tuple[str, str, Value]]:
+        with self.transaction():
+            places = sorted(place for place in self._contents.values if after is None or place > after)
+            living = [(place, self._living(*place)) for place in places]
+            return [
+                (*place, self._value(entry)) for place, entry in living if entry is not None and entry.owner is None
+            ][:limit]
+
+    def sweep(self) -> int:
+        with self.transaction():
+            gone = [place for place in self._contents.values if self._living(*place) is None][:_PRUNE_AT_ONCE]
+            for place in gone:
+                del self._contents.values[place]
+            return len(gone)
+
     def _living_keys(self, space: str) -> list[str]:
         return [key for held, key in self._contents.values if held == space and self._living(space, key) is not None]
 
@@ -865,23 +882,6 @@ class ModelStorage:
             return self.add([record.job])[0]
 
     # -- waking up
-
-    def walk_values(
-        self, *, after: tuple[str, str] | None = None, limit: int = 1000
-    ) -> list[tuple[str, str, Value]]:
-        with self.transaction():
-            places = sorted(place for place in self._contents.values if after is None or place > after)
-            living = [(place, self._living(*place)) for place in places]
-            return [
-                (*place, self._value(entry)) for place, entry in living if entry is not None and entry.owner is None
-            ][:limit]
-
-    def sweep(self) -> int:
-        with self.transaction():
-            gone = [place for place in self._contents.values if self._living(*place) is None][:_PRUNE_AT_ONCE]
-            for place in gone:
-                del self._contents.values[place]
-            return len(gone)
 
     def listener(self, queues: Sequence[str] = (), topics: Sequence[str] = ()) -> _Listener:
         with self.transaction():
