@@ -90,10 +90,10 @@ class Jobs(Protocol):
     def get(self, job_id: int) -> JobRecord | None:
         """The job, or None when there is none of this id any more."""
 
-    def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
     def states(self, job_ids: Sequence[int]) -> dict[int, State]:
         """Where those of the jobs stand that are there: one short look, however many they are."""
 
+    def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
         """The jobs of this name, in the order they were added; or the one that holds this key.
 
         Raises:

@@ -372,10 +372,10 @@ class JobVerbs(Session):
             return found[0] if found else None
 
         return self._read(look) if -_FOREVER <= job_id <= _FOREVER else None
+
     def states(self, job_ids: Sequence[int]) -> dict[int, State]:
         found = self._read(lambda db: db.rows(sql.STATES, {"ids": rows.ids(job_ids)})) if job_ids else []
         return {job_id: rows.STATES[state] for job_id, state in found}
-
 
     def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
         if (ref is None) == (dedupe_key is None):
@@ -457,6 +457,7 @@ class JobVerbs(Session):
         due = self._read(lambda db: db.rows(sql.NEXT_EVENTS, {"queue": queue})[0][0])
         if due is not None and due <= now:
             self._write(lambda tx: _promote(tx, queue, now), lasting=False)
+
     def holders(self, job_ids: Sequence[int]) -> dict[int, Holder]:
         engine = self._engine
         found = self._read(lambda db: db.rows(sql.HOLDERS, {"ids": rows.ids(job_ids)})) if job_ids else []
@@ -470,7 +471,6 @@ class JobVerbs(Session):
             job_id: Holder(token, label or "", alive.get(process), claimed_at_ms, lease_until_ms + shift, renewed_at_ms)
             for job_id, token, process, _boot, label, claimed_at_ms, lease_until_ms, renewed_at_ms in found
         }
-
 
     def counts(self, queue: str) -> Counts:
         queue_id = self._queue(queue)

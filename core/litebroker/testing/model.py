@@ -367,11 +367,11 @@ class ModelStorage:
             job = self._contents.jobs.get(job_id)
             return None if job is None else self._record(job)
 
-    def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
     def states(self, job_ids: Sequence[int]) -> dict[int, State]:
         with self.transaction():
             return {job_id: self._contents.jobs[job_id].state for job_id in job_ids if job_id in self._contents.jobs}
 
+    def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
         if (ref is None) == (dedupe_key is None):
             raise ValueError(f"give exactly one of ref={ref!r} and dedupe_key={dedupe_key!r}")
         with self.transaction():
@@ -806,9 +806,7 @@ class ModelStorage:
         with self.transaction():
             return self.delete(space, self._living_keys(space))
 
-    def walk_values(
-        self, *, after: tuple[str, str] | None = None, limit: int = 1000
-    ) -> list[tuple[str, str, Value]]:
+    def walk_values(self, *, after: tuple[str, str] | None = None, limit: int = 1000) -> list[tuple[str, str, Value]]:
         with self.transaction():
             places = sorted(place for place in self._contents.values if after is None or place > after)
             living = [(place, self._living(*place)) for place in places]
