@@ -232,6 +232,19 @@ class Arrivals(NamedTuple):
     counts: Mapping[str, int]
 
 
+class JobCopy(NamedTuple):
+    """A job with all that makes it, as a tool carries it from one storage to another.
+
+    Attributes:
+        dedupe_until: As in `JobSpec`; of no meaning without a dedupe key.
+        group_concurrency: That of its group; 1 when it has none.
+    """
+
+    record: JobRecord
+    dedupe_until: DedupeUntil = "removed"
+    group_concurrency: int = 1
+
+
 class QueueInfo(NamedTuple):
     """A queue that the storage knows."""
 

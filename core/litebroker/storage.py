@@ -25,6 +25,7 @@ from litebroker.jobs import (
     Arrivals,
     Counts,
     Holder,
+    JobCopy,
     JobError,
     JobRecord,
     JobSpec,
@@ -193,6 +194,24 @@ class Jobs(Protocol):
     def pause(self, queue: str, *, paused: bool) -> bool:
         """Stop or go on with new claims and schedules of the queue. False when it is so already."""
 
+    # For tools that carry what is here to another storage.
+
+    def walk_jobs(self, *, after: int | None = None, limit: int = 1000) -> list[JobCopy]:
+        """A page of all jobs of all queues, in the order of their ids, following the id ``after``.
+
+        A walk from end to end meets every job once that is there all the while, whatever becomes of it meanwhile.
+        """
+
+    def put_jobs(self, copies: Sequence[JobCopy]) -> list[bool]:
+        """Store jobs as they are, under their own ids. False, unchanged, for those that cannot come.
+
+        These are jobs whose id is there, or whose dedupe key is held in their queue. A group goes along, under the
+        concurrency that it has here, if any.
+
+        Raises:
+            ValueError: One is active: a lease is bound to its storage. Nothing was stored.
+        """
+
 
 class Value(NamedTuple):
     """What is kept under a key. ``data`` is b"" for a counter that was never put; ``number`` 0 for plain data."""
@@ -254,6 +273,12 @@ class Values(Protocol):
 
     def scan(self, space: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, Value]]:
         """A page of a space in the order of its keys, following the key ``after``."""
+
+    def walk_values(self, *, after: tuple[str, str] | None = None, limit: int = 1000) -> list[tuple[str, str, Value]]:
+        """A page of all spaces, in the order of spaces and keys, following this space and key.
+
+        For tools, as `Jobs.walk_jobs`. Values that have an owner are left out: they are gone with a lease.
+        """
 
     def size(self, space: str) -> int:
         """How many values the space has."""

@@ -443,6 +443,26 @@ OLDEST_DUE = f"""select min(due) from (
   select min(due_at_ms) from litebroker_job where state = 2 and queue = +:queue and due_at_ms <= +:now
 )"""
 
+# -- carrying jobs from one storage to another --
+
+WALK_JOBS = (
+    f"select {RECORD}, dedupe_ends,"
+    " case when grp is null then 1 else (select concurrency from litebroker_group where id = grp) end"
+    " from litebroker_job where id > :after order by id limit +:limit"
+)
+KNOWN_IDS = "select id from litebroker_job where id in (select value from json_each(:ids))"
+PUT_JOB = (
+    "insert into litebroker_job(id, queue, state, priority, due_at_ms, attempts, max_attempts, token, lease_until_ms,"
+    " claimed_at_ms, created_at_ms, ended_at_ms, grp, dedupe_key, dedupe_ends, ref, task, encoding, headers, error,"
+    f" history, payload) values(?, ?, ?, ?, ?, ?, ?, {NO_TOKEN}, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " on conflict do nothing"
+)
+# Those of an owner are left out.
+WALK_VALUES = (
+    "select space, key, data, number, expires_at_ms from litebroker_value where (space, key) > (:space, :key)"
+    " and owner_job is null and (expires_at_ms is null or expires_at_ms > :steady) order by space, key limit +:limit"
+)
+
 # -- values --
 
 _VISIBLE = (

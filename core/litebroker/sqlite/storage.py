@@ -13,6 +13,7 @@ from litebroker.jobs import JobRecord
 from litebroker.sqlite import recovery, schema
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Params, Row, drivers_share_sqlite, wrap
+from litebroker.sqlite.copying import CopyVerbs
 from litebroker.sqlite.engine import Engine
 from litebroker.sqlite.listener import SQLiteListener
 from litebroker.sqlite.location import MEMORY, Durability, Options, parse
@@ -23,7 +24,7 @@ from litebroker.sqlite.values import ValueVerbs
 from litebroker.storage import Listener, Storage
 
 
-class _Verbs(ScheduleVerbs, ValueVerbs, StandingVerbs):
+class _Verbs(CopyVerbs, ScheduleVerbs, ValueVerbs, StandingVerbs):
     """All verbs, and what is the same on either connection."""
 
     _callbacks: list[Callable[[JobRecord], None]]

@@ -37,6 +37,7 @@ from litebroker.jobs import (
     Attempt,
     Counts,
     Holder,
+    JobCopy,
     JobError,
     JobRecord,
     JobSpec,
@@ -217,7 +218,7 @@ class ModelStorage:
             priority = max([priority, *(job.priority for job in stream)])
             due_at_ms = min([now_ms, *(job.due_at_ms - 1 for job in stream if job.priority == priority)])
         job = _Job(
-            id=next(self._ids),
+            id=next(number for number in self._ids if number not in self._contents.jobs),
             spec=spec,
             queue=spec.queue,
             state=State.PENDING,
@@ -622,6 +623,65 @@ class ModelStorage:
             self._contents.queues[queue] = replace(self._contents.queues[queue], paused_at_ms=paused_at_ms)
             self._wake_queue(queue)
             return True
+
+    # -- carrying jobs from one storage to another
+
+    def walk_jobs(self, *, after: int | None = None, limit: int = 1000) -> list[JobCopy]:
+        with self.transaction():
+            jobs = [job for _id, job in sorted(self._contents.jobs.items()) if after is None or job.id > after]
+            return [self._copy(job) for job in jobs[:limit]]
+
+    def _copy(self, job: _Job) -> JobCopy:
+        group = self._group_of(job)
+        until = job.spec.dedupe_until if job.spec.dedupe_key is not None else "removed"
+        return JobCopy(self._record(job), until, 1 if group is None else group.concurrency)
+
+    def put_jobs(self, copies: Sequence[JobCopy]) -> list[bool]:
+        active = [copy.record.id for copy in copies if copy.record.state is State.ACTIVE]
+        if active:
+            raise ValueError(f"job {active[0]} is active: its lease is not valid here")
+        self._know_queues(copy.record.queue for copy in copies)
+        with self.transaction():
+            return [self._put_job(copy) for copy in copies]
+
+    def _put_job(self, copy: JobCopy) -> bool:
+        record = copy.record
+        if record.group is not None:
+            self._know_group(record.queue, record.group, copy.group_concurrency)
+        job = _Job(
+            id=record.id,
+            spec=JobSpec(
+                queue=record.queue,
+                payload=record.payload,
+                encoding=record.encoding,
+                dedupe_key=record.dedupe_key,
+                dedupe_until=copy.dedupe_until,
+                group=record.group,
+                headers=record.headers,
+                ref=record.ref,
+                task=record.task,
+            ),
+            queue=record.queue,
+            state=record.state,
+            due=False,
+            due_at_ms=record.due_at_ms,
+            priority=record.priority,
+            created_at_ms=record.created_at_ms,
+            max_attempts=record.max_attempts,
+            attempts=record.attempts,
+            claimed_at_ms=record.claimed_at_ms,
+            ended_at_ms=record.ended_at_ms,
+            error=record.error,
+            history=tuple(record.history),
+        )
+        taken = job.holds_key and self._holder(record.queue, record.dedupe_key) is not None
+        if taken or record.id in self._contents.jobs:
+            return False
+        if record.state is State.PENDING:
+            self._become_pending(job, due=record.due_at_ms <= self._clock.now_ms())
+        else:
+            self._contents.jobs[job.id] = job
+        return True
 
     # -- what jobs have in common
 

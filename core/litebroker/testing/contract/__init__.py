@@ -19,6 +19,7 @@ Give every test a time limit (pytest-timeout): what a storage gets wrong may be 
 from __future__ import annotations
 
 from litebroker.testing.contract.adding import Adding
+from litebroker.testing.contract.carrying import Carrying
 from litebroker.testing.contract.claiming import Claiming, ClaimOrder
 from litebroker.testing.contract.dedupe import Dedupe
 from litebroker.testing.contract.groups import Groups
@@ -46,6 +47,7 @@ class StorageContract(
     Mending,
     Pausing,
     Looking,
+    Carrying,
     Standings,
     ValueRules,
     ScheduleRules,
