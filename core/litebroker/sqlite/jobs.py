@@ -798,8 +798,6 @@ def _values(spec: JobSpec, queue: int, job_id: int, now: int, *, group: int | No
         due,
         spec.max_attempts or 0,
         now,
-        now,
-        now,
         group,
         spec.dedupe_key,
         1 if spec.dedupe_until == "ended" else 0,

@@ -69,14 +69,14 @@ SET_QUEUE_TURNS = "update litebroker_queue set turn = :turn, ungrouped_turn = :u
 
 INSERT = (
     "insert into litebroker_job(id, queue, state, priority, due_at_ms, attempts, max_attempts, token, lease_until_ms,"
-    " claimed_at_ms, created_at_ms, grp, dedupe_key, dedupe_ends, ref, task, encoding, headers, payload)"
-    f" values(?, ?, ?, ?, ?, 0, ?, {NO_TOKEN}, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " renewed_at_ms, claimed_at_ms, created_at_ms, grp, dedupe_key, dedupe_ends, ref, task, encoding, headers, payload)"
+    f" values(?1, ?2, ?3, ?4, ?5, 0, ?6, {NO_TOKEN}, ?7, ?7, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"
 )
 # A job that is due now, without a dedupe key, a group or headers, as most are: fewer parameters make it faster.
 INSERT_PLAIN = (
     "insert into litebroker_job(id, queue, state, priority, due_at_ms, attempts, max_attempts, token, lease_until_ms,"
-    " claimed_at_ms, created_at_ms, dedupe_ends, ref, task, encoding, payload)"
-    f" values(?1, ?2, 0, ?3, ?4, 0, ?5, {NO_TOKEN}, ?4, ?4, ?4, 0, ?6, ?7, ?8, ?9)"
+    " renewed_at_ms, claimed_at_ms, created_at_ms, dedupe_ends, ref, task, encoding, payload)"
+    f" values(?1, ?2, 0, ?3, ?4, 0, ?5, {NO_TOKEN}, ?4, ?4, ?4, ?4, 0, ?6, ?7, ?8, ?9)"
 )
 INSERT_UNLESS_HELD = f"{INSERT} on conflict(queue, dedupe_key) where {_HOLDS_KEY} do nothing returning id"
 HOLDER_OF_KEY = f"select id from litebroker_job where queue = +:queue and dedupe_key = :dedupe_key and {_HOLDS_KEY}"
@@ -367,7 +367,7 @@ def outline(page: str) -> str:
 
 HOLDERS = (
     "select j.id, j.token, p.id, p.boot, p.label, j.claimed_at_ms, j.lease_until_ms,"
-    " case when j.renewed_at_ms >= j.claimed_at_ms then j.renewed_at_ms end from litebroker_job j"
+    " case when j.renewed_at_ms > j.claimed_at_ms then j.renewed_at_ms end from litebroker_job j"
     " left join litebroker_process p on p.id = j.token >> 38"
     " where j.id in (select value from json_each(:ids)) and j.state = 1"
 )

@@ -63,7 +63,7 @@ create table litebroker_job(
   claimed_at_ms integer not null,
   created_at_ms integer not null,
   ended_at_ms integer,
-  renewed_at_ms integer,              -- when a lease was last extended: this one's, or before claimed_at_ms an earlier one's
+  renewed_at_ms integer,              -- when a lease was last extended, if that is after claimed_at_ms
   grp integer,
   dedupe_key text,
   dedupe_ends integer not null,       -- 1: the key is let go when the job ends
