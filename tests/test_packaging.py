@@ -20,6 +20,7 @@ PACKAGES = {
     "litebroker": ROOT / "core",
     "litebroker_dramatiq": ROOT / "integrations",
     "litebroker_huey": ROOT / "integrations",
+    "litebroker_pytest": ROOT / "integrations",
     "litebroker_rq": ROOT / "integrations",
 }
 

@@ -296,6 +296,26 @@ class Worker:
             raise
         atexit.register(self._at_exit)
 
+    def step(self) -> bool:
+        """Claim a job, run it in this thread and settle it, as the worker would if it were started. False: none is due.
+
+        For tests (`litebroker.testing.drain`). Nothing renews the lease. An error of the storage rises.
+        """
+        claimed = self._claim(self._storage, self._batch)
+        if not claimed:
+            return False
+        tell(self._terms.observers, lambda observer: observer.claimed(claimed))
+        unit = [_Held(record, monotonic() + self._lease_s) for record in claimed]
+        self._run(unit)
+        well = [held for held in unit if not held.settled and held.failure is None]
+        badly = [held for held in unit if not held.settled and held.failure is not None]
+        with self._storage.transaction() as transaction:
+            lost = self._settle(transaction, well, badly)
+        self._tell_settled(well, badly, lost)
+        while self._prune:
+            self._prune = bool(self._storage.prune(self._terms.queue, self._terms.keep))
+        return True
+
     @property
     def closed(self) -> bool:
         """Whether it has ended: nothing runs any more, and all is settled."""
@@ -314,6 +334,8 @@ class Worker:
         self._check_process()
         seconds = None if timeout is None else duration_ms("timeout", timeout) / 1000
         self._stop()
+        if self._attendants[-1].ident is None and not self._ended.is_set():
+            self._end()  # It was not started, so that nobody else does.
         own = (*self._threads, *self._attendants)
         if threading.current_thread() in own:
             return False

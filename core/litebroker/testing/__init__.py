@@ -1,5 +1,6 @@
-"""Help for tests: a clock to turn by hand, and the test-suite of the storage contract.
+"""Help for tests: what a queue holds, its jobs run in the test's thread, a clock to turn by hand.
 
+pytest has the fixtures of `litebroker_pytest` beside it. And for those who write a storage,
 `litebroker.testing.contract` (it needs pytest) holds what every storage must pass, and
 `litebroker.testing.model` the plainest storage that does.
 """
@@ -7,5 +8,8 @@
 from __future__ import annotations
 
 from litebroker.testing.clock import ManualClock
+from litebroker.testing.draining import Drained, drain
+from litebroker.testing.enqueued import assert_enqueued, assert_not_enqueued
+from litebroker.testing.redirected import redirected
 
-__all__ = ["ManualClock"]
+__all__ = ["Drained", "ManualClock", "assert_enqueued", "assert_not_enqueued", "drain", "redirected"]
