@@ -266,6 +266,7 @@ def prepare_environment(folder: Path) -> None:
         path.append(str(folder))
     os.environ["PATH"] = os.pathsep.join([*path, os.environ["PATH"]])
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)
+    os.environ["PYTEST_PLUGINS"] = "litebroker_pytest"  # Which pytest finds by itself where it is installed.
     os.environ["PYTHONUNBUFFERED"] = "1"  # A worker's lines are seen as they are printed.
     sys.path[:] = ["", *roots, *(entry for entry in sys.path if entry != str(ROOT / "tests"))]
 
