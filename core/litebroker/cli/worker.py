@@ -20,6 +20,7 @@ from litebroker.cli import supervisor
 from litebroker.cli.options import Place, database, database_option, duration, opened, usage_errors
 from litebroker.cli.shift import REFUSED, Shift
 from litebroker.errors import LitebrokerError
+from litebroker.logs import JSONFormatter
 from litebroker.queue import Queue
 from litebroker.sqlite import SQLiteStorage, open_storage
 from litebroker.worker import Worker
@@ -28,6 +29,7 @@ from litebroker.worker import Worker
 # compute would claim and complete a few hundred jobs a second, where it does thousands so.
 _SWITCH_INTERVAL_S = 0.0005
 _LEASE_S = 30.0
+_LOG_FORMAT = "%(asctime)s %(levelname)-7s [%(process)d] %(message)s"
 _LEVELS = ("debug", "info", "warning", "error")
 
 _logger = logging.getLogger("litebroker.worker")
@@ -75,6 +77,9 @@ class _Setup:
     "--stop-timeout", type=duration, help="How long a stop waits for running jobs; without it, until they end."
 )
 @click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), default="info", help="info.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", help="json: one object a line; text."
+)
 @database_option
 @click.pass_context
 def worker(
@@ -89,6 +94,7 @@ def worker(
     durability: str | None,
     stop_timeout: float | None,
     log_level: str,
+    log_format: str,
 ) -> int:
     """Run the jobs of a queue: call HANDLER, a function in MODULE, with the payload of each.
 
@@ -102,9 +108,9 @@ def worker(
     them. It ends with 0 when all of them ended, and with 3 when some had to be left, to be run again.
     """  # noqa: D301 (\b is click's own: it keeps the lines apart)
     logging.raiseExceptions = False  # Nobody reads the log any more: that is no reason to write more of it.
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)-7s [%(process)d] %(message)s", stream=sys.stderr
-    )
+    log = logging.StreamHandler(sys.stderr)
+    log.setFormatter(JSONFormatter() if log_format == "json" else logging.Formatter(_LOG_FORMAT))
+    logging.basicConfig(level=log_level.upper(), handlers=[log])
     setup = _Setup(
         target=target,
         names=tuple(dict.fromkeys(names)),
