@@ -17,6 +17,7 @@ _WALKS = {
     "PROCESSES": "a row for each living process",
     "ANY_GROUP": "one row, whichever",
     "RECOVER_PROCESS": "the index of active jobs, when a process has died",
+    "OLDEST_DUE": "its own list of priorities, bounded",
     "BEFORE_IN_LINE": "what its own subquery has found, bounded",
     "BEFORE_IN_GROUP": "what its own subquery has found, bounded",
     "BEFORE_IN_DELAYED": "what its own subquery has found, bounded",

@@ -31,9 +31,11 @@ from litebroker.errors import (
     StorageClosedError,
     StorageError,
 )
+from litebroker.explanation import Explanation, Reason, why
 from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import (
     Added,
+    Arrivals,
     Attempt,
     Counts,
     DedupeUntil,
@@ -44,6 +46,7 @@ from litebroker.jobs import (
     Keep,
     Lease,
     QueueInfo,
+    Standing,
     State,
 )
 from litebroker.observers import Observer, current_job
@@ -59,6 +62,7 @@ __all__ = [
     "JSON",
     "RAW",
     "Added",
+    "Arrivals",
     "Attempt",
     "Backoff",
     "Clock",
@@ -72,6 +76,7 @@ __all__ = [
     "DedupeUntil",
     "Durability",
     "ErrorContext",
+    "Explanation",
     "ForeignDatabaseError",
     "Group",
     "GroupConflictError",
@@ -92,6 +97,7 @@ __all__ = [
     "PayloadTooLargeError",
     "Queue",
     "QueueInfo",
+    "Reason",
     "Retention",
     "SQLiteStorage",
     "Schedule",
@@ -101,6 +107,7 @@ __all__ = [
     "SchemaError",
     "SchemaTooNewError",
     "Serializer",
+    "Standing",
     "State",
     "Storage",
     "StorageClosedError",
@@ -116,4 +123,5 @@ __all__ = [
     "next_tick",
     "open_storage",
     "plan",
+    "why",
 ]

@@ -24,6 +24,7 @@ from litebroker.arguments import (
     whole_number,
 )
 from litebroker.backoff import Backoff
+from litebroker.explanation import Explanation, why
 from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import Attempt, Counts, DedupeUntil, JobError, JobRecord, JobSpec, State
 from litebroker.observers import Observer
@@ -610,6 +611,15 @@ class Queue(Generic[T]):
     def dead_letters(self, *, limit: int = 100, after: Job[Any] | None = None) -> builtins.list[Job[T]]:
         """A page of the failed jobs, the latest first; as `list`."""
         return self.list(State.FAILED, limit=limit, after=after)
+
+    def why(self, job: Job[Any] | int) -> Explanation:
+        """Why the job is where it is, with the evidence: what keeps it, who holds it, how it ended. Changes nothing.
+
+        ``print(queue.why(job))`` says it in words. Also of a job that is gone, or in another queue of the storage.
+        """
+        if not isinstance(job, Job):
+            whole_number("job", job, at_least=0, at_most=2**63 - 1)
+        return why(self._storage, job.id if isinstance(job, Job) else job)
 
     def stats(self) -> Counts:
         """How many jobs are in each state, counted now."""

@@ -145,7 +145,7 @@ class Jobs(Protocol):
         """How many jobs are in each state, counted now: it costs a walk through the indexes (5 ms for 100,000 jobs)."""
 
     def oldest_due_at_ms(self, queue: str) -> int | None:
-        """When the job that has been due the longest became due; None when none is. Costs a walk, as `counts` does."""
+        """When the job that has been due the longest became due; None when none is."""
 
     def queues(self) -> list[QueueInfo]:
         """Every known queue, by name."""

@@ -13,6 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from litebroker.explanation import duration as duration  # noqa: PLC0414 - one way to say it, everywhere
+
 _WIDE = 10_000
 
 
@@ -55,17 +57,3 @@ def _print(console: Console, table: Table, head: Sequence[str], rows: Sequence[S
 def printable(text: str) -> str:
     """The text, or its Python form where it holds what a terminal would obey."""
     return text if text.isprintable() else repr(text)
-
-
-def duration(seconds: float) -> str:
-    """A length of time, to two units: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
-    if seconds < 10:  # noqa: PLR2004
-        return f"{max(seconds, 0):.1f}s"
-    whole = round(seconds)
-    if whole < 60:  # noqa: PLR2004
-        return f"{whole}s"
-    if whole < 3600:  # noqa: PLR2004
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86_400:  # noqa: PLR2004
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86_400}d{whole % 86_400 // 3600:02}h"

@@ -481,8 +481,14 @@ class JobVerbs(Session):
 
     def oldest_due_at_ms(self, queue: str) -> int | None:
         params = {"queue": self._queue(queue), "now": self._engine.clock.now_ms()}
-        oldest: int | None = self._read(lambda db: db.rows(sql.OLDEST_DUE, params))[0][0]
-        return oldest
+
+        def look(db: Connection) -> int | None:
+            oldest, priorities = db.rows(sql.OLDEST_DUE, params)[0]
+            if priorities + 1 >= sql.MOST_PRIORITIES:
+                (oldest,) = db.rows(sql.OLDEST_DUE_OF_ALL, params)[0]
+            return None if oldest is None else int(oldest)
+
+        return self._read(look)
 
     def queues(self) -> list[QueueInfo]:
         return [QueueInfo(*row) for row in self._read(lambda db: db.rows(sql.QUEUES))]

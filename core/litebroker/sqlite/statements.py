@@ -433,8 +433,42 @@ COUNTS = f"""select
   (select count(*) from litebroker_job where state = 3 and ended_at_ms is not null and queue = +:queue),
   (select count(*) from litebroker_job where state = 4 and ended_at_ms is not null and queue = +:queue),
   (select count(*) from litebroker_job where state = 5 and ended_at_ms is not null and queue = +:queue)"""
-# Walks what is due: there is no index on due times alone.
-OLDEST_DUE = f"""select min(due) from (
+# There is no index on due times alone. The oldest of each priority stands first in its part of the index, so it is
+# enough to jump from one priority to the next; where there are very many, the second answer is as many as were seen.
+MOST_PRIORITIES = 10_000
+_IN_GROUP = "state = 0 and grp is not null and grp = place.grp"
+OLDEST_DUE = f"""with recursive
+  line(priority) as (
+    select (select priority from litebroker_job where {_READY} order by priority desc limit 1)
+    union all
+    select (
+      select priority from litebroker_job where {_READY} and priority < line.priority order by priority desc limit 1
+    ) from line where line.priority is not null
+    limit {MOST_PRIORITIES}
+  ),
+  place(grp, priority) as (
+    select g.id, (
+      select priority from litebroker_job where state = 0 and grp is not null and grp = g.id
+      order by priority desc limit 1
+    ) from litebroker_group g where g.queue = +:queue and g.ready > 0
+    union all
+    select place.grp, (
+      select priority from litebroker_job where {_IN_GROUP} and priority < place.priority order by priority desc limit 1
+    ) from place where place.priority is not null
+    limit {MOST_PRIORITIES}
+  )
+select min(due), max(seen) from (
+  select min((
+    select due_at_ms from litebroker_job where {_READY} and priority = line.priority order by due_at_ms limit 1
+  )) as due, count(*) as seen from line where priority is not null
+  union all
+  select min((
+    select due_at_ms from litebroker_job where {_IN_GROUP} and priority = place.priority order by due_at_ms limit 1
+  )), count(*) from place where priority is not null
+  union all
+  select min(due_at_ms), 0 from litebroker_job where state = 2 and queue = +:queue and due_at_ms <= +:now
+)"""
+OLDEST_DUE_OF_ALL = f"""select min(due) from (
   select min(due_at_ms) as due from litebroker_job where {_READY}
   union all
   select min(j.due_at_ms) from litebroker_group g join litebroker_job j on j.state = 0 and j.grp is not null
