@@ -85,6 +85,9 @@ class _Json:
             return self._decode(text)  # white space before it; or it says what is wrong
         return value if end == len(text) else self._decode(text)
 
+    def __reduce__(self) -> str:
+        return "JSON"  # The one that there is, in other processes, too.
+
 
 class _Raw:
     """Bytes as they stand."""
@@ -100,6 +103,9 @@ class _Raw:
 
     def loads(self, data: bytes, /) -> Any:
         return data
+
+    def __reduce__(self) -> str:
+        return "RAW"
 
 
 def _encoder() -> Callable[[Any], str]:
