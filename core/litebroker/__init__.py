@@ -21,10 +21,19 @@ from litebroker.errors import (
     DatabaseUnavailableError,
     ForeignDatabaseError,
     GroupConflictError,
+    JobCancelledError,
+    JobFailedError,
+    JobLapsedError,
+    JobRemovedError,
     LeaseLostError,
     LitebrokerError,
     PayloadError,
     PayloadTooLargeError,
+    ResultError,
+    ResultExpiredError,
+    ResultNotKeptError,
+    ResultRefusedError,
+    ResultTimeoutError,
     ScheduleError,
     SchemaError,
     SchemaTooNewError,
@@ -51,6 +60,7 @@ from litebroker.jobs import (
 )
 from litebroker.observers import Observer, current_job
 from litebroker.queue import Job, Queue, Schedule
+from litebroker.results import Progress
 from litebroker.schedules import ScheduleSpec, next_tick, plan
 from litebroker.serializer import JSON, RAW, Serializer
 from litebroker.sqlite import Durability, Options, SQLiteStorage, open_storage
@@ -82,8 +92,12 @@ __all__ = [
     "GroupConflictError",
     "Holder",
     "Job",
+    "JobCancelledError",
     "JobError",
+    "JobFailedError",
+    "JobLapsedError",
     "JobRecord",
+    "JobRemovedError",
     "JobSpec",
     "Keep",
     "Lease",
@@ -95,9 +109,15 @@ __all__ = [
     "Options",
     "PayloadError",
     "PayloadTooLargeError",
+    "Progress",
     "Queue",
     "QueueInfo",
     "Reason",
+    "ResultError",
+    "ResultExpiredError",
+    "ResultNotKeptError",
+    "ResultRefusedError",
+    "ResultTimeoutError",
     "Retention",
     "SQLiteStorage",
     "Schedule",

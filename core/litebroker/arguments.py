@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, Generic, TypeVar
 
-from litebroker.jobs import DedupeUntil, JobSpec, Keep, State
+from litebroker.jobs import KEEP_RESULT, DedupeUntil, JobSpec, Keep, State
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -51,6 +51,8 @@ class NewJob(Generic[T_co]):
         dedupe_until: Whether the key is held until the job is "removed", or only until it has "ended".
         group: The id of a group that runs one job at a time, or a `Group`.
         attempts: How often it may be claimed; None is as the queue says.
+        keep_result: How long its result is kept once it has ended (seconds or `timedelta`); None is as the queue
+            says, 0 is not at all.
         headers: Small strings that travel with the job.
         task: What the job does, as listings show it.
         ref: The caller's own name of the job. Not unique.
@@ -66,6 +68,7 @@ class NewJob(Generic[T_co]):
     dedupe_until: DedupeUntil = "removed"
     group: str | Group | None = None
     attempts: int | None = None
+    keep_result: float | timedelta | None = None
     headers: Mapping[str, str] | None = None
     task: str | None = None
     ref: str | None = None
@@ -189,6 +192,8 @@ def headers(value: Mapping[str, str]) -> dict[str, str]:
         size += _check_unicode(f"headers[{_short(name)}]", name) + _check_unicode(f"headers[{_short(name)}]", text)
     if size > _LARGEST_HEADERS:
         raise ValueError(f"headers take {size:,} bytes: {_LARGEST_HEADERS:,} are the most, so put it into the payload")
+    if KEEP_RESULT in value:
+        raise ValueError(f"headers has {KEEP_RESULT!r}, which is litebroker's own: give keep_result")
     return dict(value)
 
 
@@ -204,11 +209,14 @@ def job_spec(
     dedupe_key: str | None = None,
     dedupe_until: DedupeUntil = "removed",
     group: str | Group | None = None,
+    keep_result_ms: int | None = None,
     headers: Mapping[str, str] | None = None,
     task: str | None = None,
     ref: str | None = None,
 ) -> JobSpec:
     """The job that a storage adds. Options are those of `NewJob`; ``attempts=None`` is without limit.
+
+    With ``keep_result_ms=None``, or 0, no result is kept.
 
     Raises:
         TypeError: An option is of a wrong type.
@@ -236,13 +244,19 @@ def job_spec(
         group=None if group is None else key("the group's id", group),
         group_concurrency=group_concurrency,
         max_attempts=None if attempts is None else whole_number("attempts", attempts, at_least=1),
-        headers=None if headers is None else _headers(headers),
+        headers=_all_headers(headers, keep_result_ms),
         ref=None if ref is None else key("ref", ref),
         task=None if task is None else key("task", task),
     )
 
 
 _headers = headers  # `job_spec` has an argument of that name.
+
+
+def _all_headers(value: Mapping[str, str] | None, keep_result_ms: int | None) -> dict[str, str] | None:
+    """The user's, and our own."""
+    given = None if value is None else _headers(value)
+    return {**(given or {}), KEEP_RESULT: str(keep_result_ms)} if keep_result_ms else given
 
 
 def _check_text(name: str, value: str) -> int:

@@ -13,6 +13,15 @@
     │   └── StorageClosedError       used after close()
     ├── PayloadError                 what was given cannot be stored exactly
     │   └── PayloadTooLargeError
+    ├── ResultError                  there is no result, nor will there be
+    │   ├── JobFailedError           the job failed for good
+    │   │   └── JobLapsedError       its worker vanished, each time
+    │   ├── JobCancelledError
+    │   ├── JobRemovedError
+    │   ├── ResultExpiredError
+    │   ├── ResultNotKeptError       keeping it was not asked for
+    │   ├── ResultRefusedError       the job is done, but what it returned could not be kept
+    │   └── ResultTimeoutError       not yet: also a TimeoutError
     ├── LeaseLostError               the lease ended before the job was settled
     ├── GroupConflictError           a group's concurrency differs from the one it was made with
     └── ScheduleError                a schedule that can never fire, or a time zone that does not exist
@@ -23,7 +32,7 @@ race is no error: ``claim`` returns ``[]``, and settling a lost lease answers Fa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copyreg import __newobj__ as new_object  # type: ignore[attr-defined]
 from typing import Any
 
@@ -116,6 +125,71 @@ class PayloadTooLargeError(PayloadError):
         )
         self.size = size
         self.limit = limit
+
+
+class ResultError(LitebrokerError):
+    """A job has no result to give.
+
+    Attributes:
+        job_id: The job's id.
+    """
+
+    def __init__(self, message: str, *, job_id: int) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobFailedError(ResultError):
+    """The job failed for good: with its last attempt, or because nobody was to try again.
+
+    Its cause (``__cause__``) shows the traceback of the worker.
+
+    Attributes:
+        reason: "handler" (it raised), "parse" (its payload could not be read), "lapsed" (its worker vanished),
+            "rejected" (given up on purpose), or another that `JobError` names.
+        type: The exception's class name, or "".
+        message: What it said, bounded.
+        stack: Its traceback as text, bounded, or "".
+        causes: Its chain of causes, nearest first: each ``Type: message``.
+    """
+
+    def __init__(
+        self, text: str, *, job_id: int, reason: str, type_name: str, message: str, stack: str, causes: Sequence[str]
+    ) -> None:
+        super().__init__(text, job_id=job_id)
+        self.reason = reason
+        self.type = type_name
+        self.message = message
+        self.stack = stack
+        self.causes = tuple(causes)
+
+
+class JobLapsedError(JobFailedError):
+    """The job's workers vanished, or stalled for longer than its lease, until no attempt was left. It may have run."""
+
+
+class JobCancelledError(ResultError):
+    """The job was cancelled before it ran."""
+
+
+class JobRemovedError(ResultError):
+    """The job is gone, and left no result: it was removed."""
+
+
+class ResultExpiredError(ResultError):
+    """The job is over, and its result has expired. Keep results for longer, or ask sooner."""
+
+
+class ResultNotKeptError(ResultError, ValueError):
+    """The job keeps no result: ask for it as it is added, by ``Queue(..., results=3600)`` or ``keep_result=3600``."""
+
+
+class ResultRefusedError(ResultError):
+    """The job is done, but what its handler returned could not be kept: the message says why."""
+
+
+class ResultTimeoutError(ResultError, TimeoutError):
+    """The job has not ended in the time that was given. It goes on: ask again."""
 
 
 class LeaseLostError(LitebrokerError):

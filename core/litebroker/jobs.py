@@ -23,6 +23,9 @@ class State(str, enum.Enum):
 
 DedupeUntil = Literal["removed", "ended"]
 
+# The one header that is ours: for how many milliseconds a job's result is kept.
+KEEP_RESULT = "litebroker-keep-result"
+
 
 class JobSpec(NamedTuple):
     """A job to be added, encoded and checked. Give the fields by name.

@@ -6,6 +6,7 @@ import builtins
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from copy import copy
 from datetime import datetime, timedelta
@@ -28,6 +29,7 @@ from litebroker.explanation import Explanation, why
 from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import Attempt, Counts, DedupeUntil, JobError, JobRecord, JobSpec, State
 from litebroker.observers import Observer
+from litebroker.results import Progress, Results, own_headers, read_progress
 from litebroker.schedules import ScheduleSpec, next_tick
 from litebroker.serializer import JSON, Serializer
 from litebroker.sqlite import Durability, open_storage
@@ -56,13 +58,13 @@ class Job(Generic[T_co]):
         duplicate: `add` found its dedupe key held: this is the job that holds it, and nothing was added.
     """
 
-    __slots__ = ("_data", "_source", "_terms", "duplicate")
+    __slots__ = ("_data", "_queue", "_source", "duplicate")
 
     def __init__(
-        self, source: JobRecord | _Added, terms: Terms, *, data: T_co = _UNREAD, duplicate: bool = False
+        self, source: JobRecord | _Added, queue: Queue[Any], *, data: T_co = _UNREAD, duplicate: bool = False
     ) -> None:
         self._source = source
-        self._terms = terms
+        self._queue = queue
         self._data = data
         self.duplicate = duplicate
 
@@ -70,7 +72,7 @@ class Job(Generic[T_co]):
     def data(self) -> T_co:
         """The payload, decoded when it is first asked for. Raises whatever the serializer raises."""
         if self._data is _UNREAD:
-            self._data = self._terms.decode(self.record.payload, self.record.encoding)
+            self._data = self._queue._terms.decode(self.record.payload, self.record.encoding)  # noqa: SLF001
         return self._data
 
     @property
@@ -117,7 +119,7 @@ class Job(Generic[T_co]):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self.record.headers
+        return own_headers(self.record.headers)
 
     @property
     def task(self) -> str | None:
@@ -160,6 +162,14 @@ class Job(Generic[T_co]):
     def ended_at(self) -> datetime | None:
         """When it was completed, cancelled, or failed for good."""
         return _instant(self.record.ended_at_ms)
+
+    def result(self, timeout: float | timedelta | None = None) -> Any:
+        """Wait for what the handler returns; as `Queue.result`."""
+        return self._queue.result(self, timeout=timeout)
+
+    def progress(self) -> Progress | None:
+        """How far it has come by now; as `Queue.progress`."""
+        return self._queue.progress(self)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} of queue {self.queue!r}, {self.state}>"
@@ -234,8 +244,10 @@ class Queue(Generic[T]):
         backoff: How long a job that failed waits for its next attempt.
         lease: Seconds that a claim holds a job, unless it is renewed. Workers renew it, by heartbeats at a third of it.
         retention: How many ended jobs are kept, and for how long.
+        results: How long (seconds or `timedelta`) what a handler returns is kept, for `Job.result`; None is not at all.
+            It goes with each job that is added here, wherever that runs.
         serializer: `JSON`, `RAW` for bytes, or your own.
-        max_payload_bytes: A larger payload is refused.
+        max_payload_bytes: A larger payload, or result, is refused.
         on_error: Called with what goes wrong in workers, and with payloads that cannot be read. The default logs it.
 
     Payloads are refused before anything is written, with `PayloadError`, where they would not come back as they are.
@@ -253,6 +265,7 @@ class Queue(Generic[T]):
         backoff: Backoff | None = None,
         lease: float | timedelta = 30.0,
         retention: Retention | None = None,
+        results: float | timedelta | None = None,
         serializer: Serializer = JSON,
         max_payload_bytes: int = 1024 * 1024,
         on_error: OnError = log_error,
@@ -268,6 +281,7 @@ class Queue(Generic[T]):
             lease_ms=duration_ms("lease", lease, positive=True),
             keep=(retention or Retention()).keep(),
             on_error=on_error,
+            results_ms=None if results is None else duration_ms("results", results, positive=True),
         )
         self._workers: list[Worker] = []
         self._upkeep_at_ms = {"schedule": 0, "cleanup": 0}
@@ -280,6 +294,7 @@ class Queue(Generic[T]):
             self._storage = open_storage(where)
         else:
             self._storage = open_storage(where, durability=durability)
+        self._results = Results(self._storage, self.name, self._terms.decode)
 
     @property
     def name(self) -> str:
@@ -324,6 +339,8 @@ class Queue(Generic[T]):
         In a handler of one of them, which `close` cannot wait for, the storage stays open.
         """
         ended = [worker.close() for worker in self._workers]
+        if self._results.storage is self._storage:  # If not, they are those of the queue that this one is bound from.
+            self._results.close()
         if self._owned and all(ended):
             self._storage.close()
 
@@ -349,6 +366,7 @@ class Queue(Generic[T]):
         dedupe_until: DedupeUntil = "removed",
         group: str | Group | None = None,
         attempts: int | None = None,
+        keep_result: float | timedelta | None = None,
         headers: Mapping[str, str] | None = None,
         task: str | None = None,
         ref: str | None = None,
@@ -375,6 +393,7 @@ class Queue(Generic[T]):
             dedupe_key=dedupe_key,
             dedupe_until=dedupe_until,
             group=group,
+            keep_result_ms=terms.keep_result_ms(keep_result),
             headers=headers,
             task=task,
             ref=ref,
@@ -383,10 +402,10 @@ class Queue(Generic[T]):
             now_ms = self._storage.clock.now_ms()
             (stored,), (added,) = terms.add(self._storage, (spec,))
             if added.created:
-                return Job((stored, added.id, now_ms), terms, data=data)
+                return Job((stored, added.id, now_ms), self, data=data)
             holder = self._storage.get(added.id)
             if holder is not None:
-                return Job(holder, terms, duplicate=True)
+                return Job(holder, self, duplicate=True)
             # The holder has gone since, so that the key is free again.
 
     def add_many(self, jobs: Iterable[T | NewJob[T]]) -> builtins.list[Job[T]]:
@@ -402,15 +421,14 @@ class Queue(Generic[T]):
             return []
         now_ms = self._storage.clock.now_ms()
         if all(spec.dedupe_key is None for spec in specs):
-            terms = self._terms
-            stored, added = terms.add(self._storage, specs)
-            return [Job((spec, it.id, now_ms), terms) for spec, it in zip(stored, added, strict=True)]
+            stored, added = self._terms.add(self._storage, specs)
+            return [Job((spec, it.id, now_ms), self) for spec, it in zip(stored, added, strict=True)]
         result: list[Job[T]] = []
         with self._storage.transaction() as transaction:
             stored, added = self._terms.add(transaction, specs)
             for spec, it in zip(stored, added, strict=True):
                 record = None if it.created else transaction.get(it.id)
-                result.append(Job(record or (spec, it.id, now_ms), self._terms, duplicate=not it.created))
+                result.append(Job(record or (spec, it.id, now_ms), self, duplicate=not it.created))
         return result
 
     def notify(self, jobs: int = 1) -> None:
@@ -471,7 +489,7 @@ class Queue(Generic[T]):
                     refused.add(record.id)
                     self._refuse(record, error)
                 else:
-                    jobs.append(Job(record, self._terms, data=data))
+                    jobs.append(Job(record, self, data=data))
             if not again:
                 return jobs
 
@@ -479,18 +497,24 @@ class Queue(Generic[T]):
         wait_ms = self._terms.wait_ms(record)
         self._terms.on_error(error, ErrorContext.of("parse", record, wait_ms=wait_ms, settled=False))
         failure = job_error(error, reason="parse", skip=1)
-        self._storage.fail(record.lease, failure, retry_in_ms=wait_ms)
+        self._terms.fail(self._storage, record, failure, wait_ms)
 
-    def complete(self, job: Job[Any], *, then: Sequence[Any] = ()) -> bool:
+    def complete(self, job: Job[Any], *, result: Any = None, then: Sequence[Any] = ()) -> bool:
         """Complete the job and add what follows it, in one transaction. False, and nothing done: the lease was lost.
 
         Args:
+            result: Kept where the job is to keep one, in the same transaction; one that cannot be kept is refused with
+                `PayloadError`, and nothing done.
             then: Payloads, or `NewJob`s, also for other queues of the same storage.
         """
-        lease = self._record_of(job).lease
-        done = self._terms.complete(self._storage, lease, () if then == () else self._terms.specs(then))
-        if done and self._terms.keeps_completed and self._is_due("cleanup"):
-            self._storage.prune(self.name, self._terms.keep)
+        record, terms = self._record_of(job), self._terms
+        kept = terms.result(record, result)
+        done = terms.complete(self._storage, record, () if then == () else terms.specs(then), kept)
+        if done and (terms.keeps_completed or kept is not None) and self._is_due("cleanup"):
+            if terms.keeps_completed:
+                self._storage.prune(self.name, terms.keep)
+            if kept is not None:
+                self._storage.sweep()
         return done
 
     def fail(
@@ -514,7 +538,7 @@ class Queue(Generic[T]):
         record = self._record_of(job)
         failure = as_job_error(error, reason="handler" if retry else "rejected")
         wait_ms = self._terms.wait_ms(record, retry_in=retry_in, retry=retry)
-        state = self._storage.fail(record.lease, failure, retry_in_ms=wait_ms)
+        state = self._terms.fail(self._storage, record, failure, wait_ms)
         if state is State.FAILED:
             self._storage.prune(self.name, self._terms.keep)
         return state is not None
@@ -587,13 +611,13 @@ class Queue(Generic[T]):
     def get(self, job_id: int) -> Job[T] | None:
         """The job; None when this queue has none of this id any more."""
         record = self._storage.get(whole_number("job_id", job_id, at_least=0, at_most=2**63 - 1))
-        return None if record is None or record.queue != self.name else Job(record, self._terms)
+        return None if record is None or record.queue != self.name else Job(record, self)
 
     def find(self, *, ref: str | None = None, dedupe_key: str | None = None) -> builtins.list[Job[T]]:
         """The jobs of this name or of this key, in the order they were added. Give exactly one of the two."""
         if (ref is None) == (dedupe_key is None):
             raise ValueError(f"ref={ref!r}, dedupe_key={dedupe_key!r}: give exactly one")
-        return [Job(it, self._terms) for it in self._storage.find(self.name, ref=ref, dedupe_key=dedupe_key)]
+        return [Job(it, self) for it in self._storage.find(self.name, ref=ref, dedupe_key=dedupe_key)]
 
     def list(self, state: State | str, *, limit: int = 100, after: Job[Any] | None = None) -> builtins.list[Job[T]]:
         """A page of the jobs in a state, following ``after``, the last of the page before.
@@ -606,7 +630,7 @@ class Queue(Generic[T]):
         if last is not None:
             # As it is now: one that was just added, or has changed since, stands elsewhere than its record says.
             last = self._storage.get(last.id) or last
-        return [Job(it, self._terms) for it in self._storage.page(self.name, _state(state), limit=limit, after=last)]
+        return [Job(it, self) for it in self._storage.page(self.name, _state(state), limit=limit, after=last)]
 
     def dead_letters(self, *, limit: int = 100, after: Job[Any] | None = None) -> builtins.list[Job[T]]:
         """A page of the failed jobs, the latest first; as `list`."""
@@ -628,6 +652,60 @@ class Queue(Generic[T]):
     def size(self) -> int:
         """How many jobs are pending: due or delayed."""
         return self._storage.counts(self.name).pending
+
+    # Results
+
+    def result(self, job: Job[Any] | int, *, timeout: float | timedelta | None = None) -> Any:
+        """Wait until the job has ended, and give what its handler returned.
+
+        A job that is tried again has not ended. Do not wait in a transaction of your own, whose end the job's would
+        have to wait for, nor in a handler of the same queue, whose thread the job may need.
+
+        Args:
+            timeout: Seconds; None is without limit, and 0 only looks. On a connection of your own, to wait is a
+                ``ValueError``.
+
+        Raises:
+            JobFailedError: It failed for good; `JobLapsedError` where its workers vanished.
+            JobCancelledError, JobRemovedError: So it ended.
+            ResultExpiredError: It is over, and its result is not there any more.
+            ResultNotKeptError: It keeps none: nobody asked for it.
+            ResultRefusedError: It is done, but what its handler returned cannot be kept.
+            ResultTimeoutError: It has not ended in this time. It is a ``TimeoutError``, too.
+            Exception: Whatever the serializer raises.
+        """
+        timeout_s = None if timeout is None else duration_ms("timeout", timeout) / 1000
+        return self._results.result(*self._awaited(job), timeout_s)
+
+    def future(self, job: Job[Any] | int) -> Future[Any]:
+        """A future of what `result` gives, for `concurrent.futures.as_completed`, or `asyncio.wrap_future`.
+
+        However many there are, one thread waits for them. To cancel it is to wait no longer; the job goes on.
+
+        Raises:
+            ResultNotKeptError: It keeps none: nobody asked for it.
+            ValueError: It is on a connection of your own, and the job has not ended.
+        """
+        return self._results.future(*self._awaited(job))
+
+    def progress(self, job: Job[Any] | int) -> Progress | None:
+        """How far a running job has come, as its handler said by ``context.progress``, half a second ago at most.
+
+        None: it does not run, or has not said so in this attempt.
+        """
+        job_id = self._id(job)
+        return read_progress(self._storage, [job_id]).get(job_id)
+
+    def _awaited(self, job: Job[Any] | int) -> tuple[int, JobRecord | None]:
+        """The job's id, and its record, where there is one."""
+        if isinstance(job, Job):
+            record = self._record_of(job)
+            return record.id, record
+        job_id = whole_number("job", job, at_least=0, at_most=2**63 - 1)
+        found = self._results.storage.get(job_id)
+        if found is not None and found.queue != self.name:
+            raise ValueError(f"job {job_id} is of queue {found.queue!r}, and this is {self.name!r}")
+        return job_id, found
 
     # Changing
 
@@ -716,6 +794,7 @@ class Queue(Generic[T]):
         dedupe_until: DedupeUntil = "removed",
         group: str | Group | None = None,
         attempts: int | None = None,
+        keep_result: float | timedelta | None = None,
         headers: Mapping[str, str] | None = None,
         task: str | None = None,
         ref: str | None = None,
@@ -746,6 +825,7 @@ class Queue(Generic[T]):
             dedupe_key=dedupe_key,
             dedupe_until=dedupe_until,
             group=group,
+            keep_result_ms=self._terms.keep_result_ms(keep_result),
             headers=headers,
             task=task,
             ref=ref,

@@ -12,13 +12,16 @@ from typing import Any, Literal
 from litebroker.arguments import NewJob, duration_ms, job_spec, queue_name
 from litebroker.backoff import Backoff
 from litebroker.errors import LitebrokerError, PayloadError, PayloadTooLargeError, StorageError
-from litebroker.jobs import Added, JobRecord, JobSpec, Keep, Lease, State
+from litebroker.jobs import KEEP_RESULT, Added, JobError, JobRecord, JobSpec, Keep, State
 from litebroker.observers import Observer, adding, tell
+from litebroker.results import keep, kept_for_ms, pack_failure, pack_refusal, pack_value
 from litebroker.schedules import plan
 from litebroker.serializer import JSON, RAW, Serializer
 from litebroker.storage import Storage
 
-ErrorKind = Literal["claim", "cleanup", "schedule", "heartbeat", "complete", "fail", "parse", "handler"]
+ErrorKind = Literal[
+    "claim", "cleanup", "schedule", "heartbeat", "progress", "complete", "fail", "parse", "handler", "result"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +30,9 @@ class ErrorContext:
 
     Attributes:
         kind: What was being done. "handler": the handler raised. "parse": a payload could not be read. "heartbeat",
-            "complete" and "fail": the storage refused, or the lease was lost. "claim", "schedule" and "cleanup": the
-            storage refused, and it is tried again.
+            "complete" and "fail": the storage refused, or the lease was lost. "claim", "schedule", "progress" and
+            "cleanup": the storage refused, and it is tried again. "result": what the handler returned cannot be kept;
+            the job is completed all the same.
         job_id: The job that it is about, or None.
         attempt: Which attempt of the job it was, or None.
         max_attempts: How many it may have; None is without limit, or not about a job.
@@ -119,6 +123,7 @@ class Terms:
     lease_ms: int
     keep: Mapping[State, Keep]
     on_error: OnError
+    results_ms: int | None = None
     observers: list[Observer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -170,12 +175,13 @@ class Terms:
         specs = []
         jobs = list(jobs)
         queue, encode, encoding, attempts = self.queue, self.encode, self.encoding, self.attempts
+        headers = {KEEP_RESULT: str(self.results_ms)} if self.results_ms else None
         for position, job in enumerate(jobs):
             try:
                 if isinstance(job, NewJob):
                     specs.append(self._spec(job))
                 else:
-                    specs.append(JobSpec(queue, encode(job), encoding, max_attempts=attempts))
+                    specs.append(JobSpec(queue, encode(job), encoding, max_attempts=attempts, headers=headers))
             except (TypeError, ValueError) as error:
                 if len(jobs) > 1:
                     error.args = (f"at position {position}: {error}", *error.args[1:])
@@ -194,6 +200,7 @@ class Terms:
             dedupe_key=job.dedupe_key,
             dedupe_until=job.dedupe_until,
             group=job.group,
+            keep_result_ms=self.keep_result_ms(job.keep_result),
             headers=job.headers,
             task=job.task,
             ref=job.ref,
@@ -208,15 +215,67 @@ class Terms:
             tell(self.observers, lambda observer: observer.added(observed, added))
         return observed, added
 
-    def complete(self, storage: Storage, lease: Lease, then: Sequence[JobSpec] = ()) -> bool:
-        """End the job well and add what follows, both or neither. False when the lease was lost."""
-        if not then:
-            return storage.complete([lease], keep=self.keeps_completed)[0]
+    def keep_result_ms(self, keep_result: float | timedelta | None) -> int | None:
+        """How long the result of a new job is to be kept; 0 or None when it is not."""
+        return self.results_ms if keep_result is None else duration_ms("keep_result", keep_result)
+
+    def result(self, record: JobRecord, value: Any) -> bytes | None:
+        """What the job has come to, as it is kept; None when it is not to be. Raises as `encode`."""
+        if not record.headers or kept_for_ms(record.headers) is None:
+            return None
+        # None, too, is a result where the serializer takes bytes only.
+        return pack_value(b"null", None) if value is None else pack_value(self.encode(value), self.encoding)
+
+    def results(
+        self, records: Sequence[JobRecord], returned: object, *, in_batches: bool
+    ) -> list[tuple[bytes | None, Exception | None]]:
+        """The same for each of the jobs that a handler was called with, by what it returned.
+
+        What cannot be kept is no reason to run the job again, whose work is done: the result says so then, and the
+        second of the pair is why.
+        """
+        if not in_batches:
+            values: Sequence[object] = [returned]
+        elif returned is None:
+            values = [None] * len(records)
+        elif isinstance(returned, list | tuple) and len(returned) == len(records):
+            values = returned
+        else:
+            what = f"{len(returned)} results" if isinstance(returned, list | tuple) else f"a {type(returned).__name__}"
+            error = TypeError(f"the handler was given {len(records)} jobs, and gave {what}: return a list of as many")
+            refused = pack_refusal(str(error))
+            return [(None, None) if kept_for_ms(it.headers) is None else (refused, error) for it in records]
+        results: list[tuple[bytes | None, Exception | None]] = []
+        for record, value in zip(records, values, strict=True):
+            try:
+                results.append((self.result(record, value), None))
+            except Exception as error:  # noqa: BLE001 (whatever the serializer raises)
+                results.append((pack_refusal(f"{type(error).__name__}: {error}"), error))
+        return results
+
+    def complete(
+        self, storage: Storage, record: JobRecord, then: Sequence[JobSpec] = (), result: bytes | None = None
+    ) -> bool:
+        """End the job well, keep its result and add what follows: all or nothing. False when the lease was lost."""
+        if not then and result is None:
+            return storage.complete([record.lease], keep=self.keeps_completed)[0]
         with storage.transaction() as transaction:
-            done = transaction.complete([lease], keep=self.keeps_completed)[0]
-            if done:
+            done = transaction.complete([record.lease], keep=self.keeps_completed)[0]
+            if done and then:
                 self.add(transaction, then)
+            if done and result is not None:
+                keep(transaction, record, result)
         return done
+
+    def fail(self, storage: Storage, record: JobRecord, error: JobError, retry_in_ms: int | None) -> State | None:
+        """End the attempt badly, and keep that as the result when it was the last. None when the lease was lost."""
+        if not record.headers or kept_for_ms(record.headers) is None:
+            return storage.fail(record.lease, error, retry_in_ms=retry_in_ms)
+        with storage.transaction() as transaction:
+            state = transaction.fail(record.lease, error, retry_in_ms=retry_in_ms)
+            if state is State.FAILED:
+                keep(transaction, record, pack_failure(error))
+        return state
 
     def wait_ms(
         self, record: JobRecord, *, retry_in: float | timedelta | None = None, retry: bool = True

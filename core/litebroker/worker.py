@@ -32,6 +32,7 @@ from litebroker.errors import DatabaseBusyError, LeaseLostError, StorageClosedEr
 from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import JobError, JobRecord, Lease, State
 from litebroker.observers import Outcome, Watched, running_job, tell
+from litebroker.results import Report, keep, keep_progress, kept_for_ms, own_headers, report, tell_waiters
 from litebroker.storage import Listener, Storage
 from litebroker.terms import ErrorContext, ErrorKind, Terms
 
@@ -65,7 +66,20 @@ _logger = logging.getLogger("litebroker")
 class _Held:
     """A job in a thread's hands: it runs, or has been run and is not settled."""
 
-    __slots__ = ("cancelled", "event", "failure", "lease", "record", "settled", "state", "uncommitted", "until")
+    __slots__ = (
+        "cancelled",
+        "event",
+        "failure",
+        "lease",
+        "record",
+        "report",
+        "reported",
+        "result",
+        "settled",
+        "state",
+        "uncommitted",
+        "until",
+    )
 
     def __init__(self, record: JobRecord, until: float) -> None:
         self.record = record
@@ -73,6 +87,9 @@ class _Held:
         self.until = until  # Its lease lives at least until then (monotonic).
         self.failure: tuple[JobError, int | None] | None = None
         self.state: State | None = None  # What its failure has made of it.
+        self.result: bytes | None = None  # To be kept when it is completed.
+        self.report: Report | None = None  # How far it is, as its handler said,
+        self.reported: Report | None = None  # and as everyone can see.
         self.settled = False  # Or being settled: the heartbeat must not call it lost.
         self.uncommitted = False  # Settled in a transaction that the handler was to commit.
         self.cancelled = False
@@ -125,7 +142,7 @@ class Context:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self._record.headers
+        return own_headers(self._record.headers)
 
     @property
     def group(self) -> str | None:
@@ -153,18 +170,32 @@ class Context:
                     self._held.event.set()
             return self._held.event
 
-    def complete(self, *, then: Sequence[Any] = (), connection: object | None = None) -> bool:
+    def progress(self, fraction: float, note: str = "") -> None:
+        """Say how far the job has come, for `Queue.progress` and the tools: from 0 to 1, and what it is doing.
+
+        Call it as often as you like: it writes nothing itself. The worker writes the latest one twice a second, until
+        the attempt ends; with it, it is gone. A note of over 500 characters is cut.
+
+        Raises:
+            TypeError: ``fraction`` is no number, or ``note`` no string.
+            ValueError: ``fraction`` is not from 0 to 1.
+        """
+        self._held.report = report(fraction, note, self._storage.clock.now_ms())
+
+    def complete(self, *, result: Any = None, then: Sequence[Any] = (), connection: object | None = None) -> bool:
         """Complete the job and add what follows it, in one transaction. False, and nothing done: the lease was lost.
 
         Args:
+            result: Kept where the job is to keep one, in the same transaction; one that cannot be kept is refused with
+                `PayloadError`.
             then: Payloads, or `NewJob`s, also for other queues of the same storage.
             connection: The handler's own connection to the same database. The job is completed in its transaction:
                 when the handler commits, together with its own rows, and not at all when it rolls back.
         """
-        specs = self._terms.specs(then)
+        specs, kept = self._terms.specs(then), self._terms.result(self._record, result)
         storage = self._storage if connection is None else self._storage.bind(connection)
         with self._settling():
-            done = self._terms.complete(storage, self._record.lease, specs)
+            done = self._terms.complete(storage, self._record, specs, kept)
             self._held.uncommitted = done and connection is not None
         if connection is None:
             self._observe("completed" if done else "lost")
@@ -186,7 +217,7 @@ class Context:
         wait_ms = self._terms.wait_ms(self._record, retry_in=retry_in, retry=retry)
         failure = as_job_error(error, reason="handler" if retry else "rejected")
         with self._settling():
-            state = self._storage.fail(self._record.lease, failure, retry_in_ms=wait_ms)
+            state = self._terms.fail(self._storage, self._record, failure, wait_ms)
         self._observe(_after(state))
         return state is not None
 
@@ -235,7 +266,8 @@ class Worker:
         self._terms = terms
         self._concurrency = whole_number("concurrency", concurrency, at_least=1, at_most=10_000)
         self._batch = 1 if batch is None else whole_number("batch", batch, at_least=1, at_most=10_000)
-        self._call = self._caller(handler, in_batches=batch is not None)
+        self._in_batches = batch is not None
+        self._call = self._caller(handler, in_batches=self._in_batches)
         self._lease_s = terms.lease_ms / 1000
         self._pid = os.getpid()
 
@@ -264,6 +296,7 @@ class Worker:
         self._look = True  # There may be jobs to claim.
         self._armed = False  # The keeper watches closely.
         self._prune = True
+        self._sweep = False
         self._troubles = 0  # Errors of the storage in a row.
         self._told: dict[ErrorKind, float] = {}
         self._closing = False
@@ -559,10 +592,13 @@ class Worker:
             for held, yes in zip(well, done, strict=True):
                 if not yes:
                     lost.append(("complete", held))
+                elif held.result is not None:
+                    keep(storage, held.record, held.result)
+                    self._sweep = True
             self._prune = self._prune or self._terms.keeps_completed
         for held in badly:
             error, wait_ms = held.failure or (JobError("handler"), None)
-            held.state = storage.fail(held.lease, error, retry_in_ms=wait_ms)
+            held.state = self._terms.fail(storage, held.record, error, wait_ms)
             if held.state is None:
                 lost.append(("fail", held))
             self._prune = self._prune or held.state is State.FAILED
@@ -588,7 +624,8 @@ class Worker:
 
     def _try_to_settle(self, well: list[_Held], badly: list[_Held]) -> Exception | None:
         try:
-            lost = self._settle(self._storage, well, badly)
+            with self._storage.transaction() as transaction:
+                lost = self._settle(transaction, well, badly)
         except Exception as error:  # noqa: BLE001 (told; it is tried again)
             return error
         self._tell_settled(well, badly, lost)
@@ -633,12 +670,14 @@ class Worker:
         try:
             if observers:
                 with Watched(observers, [held.record for held in readable]):
-                    self._call(values, readable)
+                    returned = self._call(values, readable)
             else:
-                self._call(values, readable)
+                returned = self._call(values, readable)
         except BaseException as error:  # noqa: BLE001 (a handler that raises SystemExit has failed, too)
             for held in readable:
                 self._spoil(held, "handler", error)
+        else:
+            self._note_results(readable, returned)
         running_job.reset(token)
         for held in readable:
             if held.uncommitted:
@@ -649,6 +688,19 @@ class Worker:
         wait_ms = self._terms.wait_ms(held.record)
         held.failure = job_error(error, reason=kind, skip=skip), wait_ms
         self._tell(kind, error, held.record, wait_ms=wait_ms, settled=held.settled)
+
+    def _note_results(self, unit: list[_Held], returned: object) -> None:
+        """What the handler has returned for these, to be kept with their end."""
+        for held in unit:
+            if held.record.headers:
+                break
+        else:
+            return
+        results = self._terms.results([held.record for held in unit], returned, in_batches=self._in_batches)
+        for held, (result, error) in zip(unit, results, strict=True):
+            held.result = result
+            if error is not None and not held.settled:
+                self._tell("result", error, held.record)
 
     def _verify(self, held: _Held) -> None:
         """It was completed in the handler's own transaction: did that commit?"""
@@ -661,14 +713,20 @@ class Worker:
             held.settled = False
             if held.failure is None:
                 self._spoil(held, "handler", RuntimeError("the transaction that completed the job was not committed"))
-        elif self._terms.observers:
+            return
+        if kept_for_ms(held.record.headers) is not None:
+            # Its waiters were told within the transaction, and found nothing yet.
+            tell_waiters(self._storage, held.record)
+        if self._terms.observers:
             self._observe(held.record, "completed")
 
-    def _caller(self, handler: Callable[..., object], *, in_batches: bool) -> Callable[[list[Any], list[_Held]], None]:
+    def _caller(
+        self, handler: Callable[..., object], *, in_batches: bool
+    ) -> Callable[[list[Any], list[_Held]], object]:
         """The handler, as `_run` calls it."""
         with_context = _takes_context(handler)
 
-        def call(values: list[Any], unit: list[_Held]) -> None:
+        def call(values: list[Any], unit: list[_Held]) -> object:
             if not with_context:
                 result = handler(values if in_batches else values[0])
             else:
@@ -677,6 +735,7 @@ class Worker:
             if type(result) is CoroutineType:
                 result.close()
                 raise TypeError(_ASYNC)
+            return result
 
         return call
 
@@ -737,8 +796,7 @@ class Worker:
                 if self._closing:
                     if self._wind_up():
                         break
-                    continue
-                if self._armed:
+                elif self._armed:
                     self._chores.wait(_SETTLE_S)
                     self._tidy()
                 else:
@@ -746,8 +804,10 @@ class Worker:
             now = monotonic()
             if now >= upkeep_at and not self._closing:
                 self._upkeep(everything=now >= round_at)
-                upkeep_at = monotonic() + _UPKEEP_S
                 round_at = round_at if now < round_at else now + _ROUND_S
+            if now >= upkeep_at:
+                self._write_reports()
+                upkeep_at = monotonic() + _UPKEEP_S
         self._end()
 
     def _end(self) -> None:
@@ -779,7 +839,7 @@ class Worker:
         elif self._well or self._badly:
             self._exchange(0)
         elif self._alive:
-            self._chores.wait()
+            self._chores.wait(_UPKEEP_S)
         else:
             return True
         return False
@@ -799,6 +859,31 @@ class Worker:
         except Exception as error:  # noqa: BLE001 (told; it is tried again)
             self._prune = True
             self._tell("cleanup", error)
+        bites = _MOST_BITES if self._sweep or everything else 0
+        self._sweep = False
+        try:
+            while bites and self._storage.sweep():
+                bites -= 1
+                self._sweep = not bites
+        except Exception as error:  # noqa: BLE001 (told; it is tried again)
+            self._sweep = True
+            self._tell("cleanup", error)
+
+    def _write_reports(self) -> None:
+        """Let everyone see how far the jobs have come that run."""
+        with self._lock:
+            news = [held for held in self._held.values() if held.report is not held.reported and not held.settled]
+        if not news:
+            return
+        reports = [(held, held.report) for held in news]
+        try:
+            keep_progress(self._storage, [(held.lease, said) for held, said in reports if said is not None])
+        except Exception as error:  # noqa: BLE001 (told; it is tried again)
+            self._tell("progress", error)
+            return
+        self._sweep = True
+        for held, said in reports:
+            held.reported = said
 
     # For all of them
 
