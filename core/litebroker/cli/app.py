@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from litebroker.cli.add import add
+from litebroker.cli.metrics import metrics
 from litebroker.cli.options import Place, database_option
 from litebroker.cli.rq import rq
 from litebroker.cli.stats import stats
@@ -64,6 +65,7 @@ def litebroker() -> None:
 
 
 litebroker.add_command(add)
+litebroker.add_command(metrics)
 litebroker.add_command(rq)
 litebroker.add_command(stats)
 litebroker.add_command(worker)
