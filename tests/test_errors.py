@@ -9,10 +9,12 @@ import pytest
 from litebroker import (
     DatabaseBusyError,
     GroupConflictError,
+    JobCancelledError,
     LeaseLostError,
     LitebrokerError,
     PayloadError,
     PayloadTooLargeError,
+    ResultTimeoutError,
 )
 
 
@@ -21,9 +23,11 @@ from litebroker import (
     [
         DatabaseBusyError("busy", path="jobs.db"),
         GroupConflictError("customer-7", asked=2, concurrency=1),
+        JobCancelledError("cancelled", job_id=7),
         LeaseLostError("lost"),
         PayloadError("refused", where="$.to"),
         PayloadTooLargeError(2, 1),
+        ResultTimeoutError("not yet", job_id=7),
     ],
     ids=lambda error: type(error).__name__,
 )

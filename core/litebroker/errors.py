@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copyreg import __newobj__ as new_object  # type: ignore[attr-defined]
+from functools import partial
 from typing import Any
 
 
@@ -190,6 +191,10 @@ class ResultRefusedError(ResultError):
 
 class ResultTimeoutError(ResultError, TimeoutError):
     """The job has not ended in the time that was given. It goes on: ask again."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        # An OSError, which TimeoutError is, takes its arguments as it is initialized, and not as it is made.
+        return partial(type(self), job_id=self.job_id), self.args, {}
 
 
 class LeaseLostError(LitebrokerError):

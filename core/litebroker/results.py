@@ -287,9 +287,11 @@ class Results:
         error: Exception | None = None
         look_after_at = 0.0
         try:
-            while waiters := self._next():
+            while self._goes_on():
                 woken = listener.wait(_LOOK_S)
                 started = monotonic()
+                with self._lock:
+                    waiters = list(self._waiters.values())
                 self._look(waiters)
                 if not woken or started >= look_after_at:
                     self._look_after(waiters)
@@ -300,16 +302,15 @@ class Results:
         finally:
             self._end(listener, error or StorageClosedError("the queue was closed while its results were waited for"))
 
-    def _next(self) -> list[_Waiter]:
-        """Those who wait; none is the end."""
+    def _goes_on(self) -> bool:
+        """Whether there is someone who waits, or comes soon."""
         with self._lock:
             if not self._waiters and not self._closing:
                 self._called.wait(_LINGER_S)
-            if self._closing or not self._waiters:
-                # From here on, whoever comes starts another thread.
-                self._thread = None
-                return []
-            return list(self._waiters.values())
+            if self._waiters and not self._closing:
+                return True
+            self._thread = None  # From here on, whoever comes starts another one.
+            return False
 
     def _rest(self, seconds: float) -> None:
         """Where many wait, or much ends, looking must not take all of the time."""
