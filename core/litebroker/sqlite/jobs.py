@@ -409,10 +409,11 @@ class JobVerbs(Session):
             return []
         if state is State.PENDING:
             self._promote_for_reading(queue_id)
+        now = self._engine.clock.now_ms()
 
         def look(db: Connection) -> list[JobRecord]:
             due_by = _FOREVER if due_by_ms is None else due_by_ms
-            pager = _Pager(db, queue_id, limit, offset, due_by, payloads=payloads)
+            pager = _Pager(db, queue_id, limit, offset, due_by, now=now, payloads=payloads)
             if state is State.PENDING:
                 found = pager.pending(after)
             elif state is State.ACTIVE:
@@ -667,7 +668,10 @@ class JobVerbs(Session):
 class _Pager:
     """A page of a queue, gathered from its parts in order. An offset is spent on the way."""
 
-    def __init__(self, db: Connection, queue: int, limit: int, offset: int, due_by: int, *, payloads: bool) -> None:
+    def __init__(
+        self, db: Connection, queue: int, limit: int, offset: int, due_by: int, *, now: int, payloads: bool
+    ) -> None:
+        self._now = now
         self._payloads = payloads
         self._db = db
         self._queue = queue
@@ -714,8 +718,11 @@ class _Pager:
         if after.group is not None:
             found = self._db.rows(sql.GROUP_BY_NAME, {"queue": self._queue, "name": after.group})
             group = found[0][0] if found else None
-        here = self._db.rows(sql.PLACE, {"id": after.id})
-        delayed = here[0][1] == rows.DELAYED if here else False
+        delayed = after.due_at_ms > self._now
+        # Due is a state, as long as nobody has changed the job since: the wall clock may have been set back.
+        for _queue, state, _group, _priority, due in self._db.rows(sql.PLACE, {"id": after.id}):
+            if due == after.due_at_ms and state in {rows.READY, rows.DELAYED}:
+                delayed = state == rows.DELAYED
         return (rows.DELAYED if delayed else rows.READY), group, after.priority, after.due_at_ms, after.id
 
     def _in_line(

@@ -411,7 +411,8 @@ class ModelStorage:
     def _place_of_record(self, record: JobRecord) -> _Place:
         """Where a job stood that was listed before: it may be gone by now."""
         job = self._contents.jobs.get(record.id)
-        due = self._is_due(job) if job is not None else record.due_at_ms <= self._clock.now_ms()
+        unchanged = job is not None and job.state is State.PENDING and job.due_at_ms == record.due_at_ms
+        due = self._is_due(job) if job is not None and unchanged else record.due_at_ms <= self._clock.now_ms()
         return _place_in_listing(record, due=due)
 
     def rank(self, job_id: int) -> int | None:

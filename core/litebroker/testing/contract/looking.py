@@ -262,6 +262,29 @@ class Looking(Contract):
 
         assert ids_of(storage.page("q", state, after=first[-1])) == ids_of(whole[2:])
 
+    @pytest.mark.parametrize("change", ["put off", "cancelled", "removed", "moved"])
+    @pytest.mark.parametrize("delay_ms", [None, 1000], ids=["due", "delayed"])
+    def test_a_page_goes_on_where_the_last_job_stood_whatever_became_of_that(
+        self, storage: Storage, clock: ManualClock, change: str, delay_ms: int | None
+    ) -> None:
+        ids = [add(storage, priority=-number, delay_ms=delay_ms) for number in range(4)]
+        delayed = add(storage, delay_ms=2000)
+        first = storage.page("q", State.PENDING, limit=2)
+
+        match change:
+            case "put off":
+                storage.reschedule(ids[1], due_at_ms=clock.now_ms() + 9000)
+            case "cancelled":
+                storage.cancel(ids[:2])
+            case "removed":
+                storage.remove(ids[:2])
+            case _:
+                storage.move_jobs(ids[:2], "elsewhere")
+
+        rest = ids_of(storage.page("q", State.PENDING, after=first[-1]))
+        assert rest[:3] == [*ids[2:], delayed]
+        assert set(rest[3:]) <= {ids[1]}
+
     def test_a_page_has_a_hundred_jobs_unless_told_otherwise(self, storage: Storage) -> None:
         storage.add([spec() for _ in range(120)])
 
