@@ -17,6 +17,7 @@ import pytest
 
 from litebroker import Counts, Group, Queue
 from litebroker.cli import main
+from litebroker.results import kept_for_ms
 
 LIMIT = 30  # seconds for what takes milliseconds, or seconds where processes start
 
@@ -331,6 +332,7 @@ def test_a_package_that_the_module_misses_is_not_taken_for_the_module(command: C
 
 def test_add_prints_the_id_of_its_job(command: Command, queue: Queue[Any]) -> None:
     options = ["--priority", -3, "--attempts", 7, "--group", "g", "--header", "tenant=a=b", "--task", "t", "--ref", "r"]
+    options += ["--keep-result", "1h"]
 
     result = command("add", "work", '{"to": "a@example.com"}', "--run-at", "2099-01-31T06:00:00Z", *options)
 
@@ -340,6 +342,7 @@ def test_add_prints_the_id_of_its_job(command: Command, queue: Queue[Any]) -> No
     assert job.due_at.isoformat() == "2099-01-31T06:00:00+00:00"
     assert (job.priority, job.max_attempts, job.group, job.task, job.ref) == (-3, 7, "g", "t", "r")
     assert job.headers == {"tenant": "a=b"}
+    assert kept_for_ms(job.record.headers) == 3_600_000
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -820,6 +823,121 @@ def test_a_process_that_keeps_dying_is_started_ever_later(command: Command, queu
     assert pauses["1"][:3] == pauses["2"][:3] == ["0.1", "0.2", "0.4"]
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=LIMIT)
+
+
+# worker --isolate
+
+CHILDREN = """
+import logging, os, time
+
+def run(data, context):
+    if data == "crash":
+        os._exit(9)
+    if data == "spin":
+        while True:
+            pass
+    logging.getLogger("app").info("ran %s in %d, attempt %d", data, os.getpid(), context.attempt)
+
+unnamed = lambda data: None
+"""
+
+
+def test_a_crash_in_a_child_process_fails_its_own_job_only(command: Command, queue: Queue[Any]) -> None:
+    (command.folder / "app.py").write_text(CHILDREN)
+    queue.add("crash", attempts=1)
+    queue.add_many(range(5))
+
+    process = command.start("worker", "app:run", "--queue", "work", "--processes", 2, "--isolate")
+
+    assert comes_true(lambda: queue.stats() == Counts(failed=1))
+    log = end(process)
+    assert "works on queue 'work'" in log
+    assert "app:run, 2 processes" in log
+    assert "crashed: ProcessDiedError: the process that ran it ended with status 9" in log
+    # In the format of the command, too.
+    assert len(re.findall(r"INFO    \[\d+\] ran \d in \d+, attempt 1", log)) == 5
+    assert str(process.pid) not in re.findall(r"ran \d in (\d+)", log)
+
+
+def test_a_time_limit_ends_a_job_in_its_child_process(command: Command, queue: Queue[Any]) -> None:
+    (command.folder / "app.py").write_text(CHILDREN)
+    queue.add("spin", attempts=1)
+    queue.add("after")
+
+    process = command.start("worker", "app:run", "--queue", "work", "--time-limit", "500ms", "--log-format", "json")
+
+    assert comes_true(lambda: queue.stats() == Counts(failed=1))
+    log = end(process)
+    assert "timeout: TimeLimitError: the handler took longer than 0.5 s" in log
+    assert all(json.loads(line)["pid"] for line in log.splitlines())
+    (dead,) = queue.dead_letters()
+    assert dead.error is not None
+    assert "in run" in dead.error.stack
+
+
+def test_child_processes_are_replaced_after_so_many_jobs(command: Command, queue: Queue[Any]) -> None:
+    queue.add_many(range(6))
+
+    process = command.start("worker", "tasks:who", "--queue", "work", "--recycle-after", 2, "--recycle-mb", 1000)
+
+    assert comes_true(lambda: len(command.told()) == 6)
+    end(process)
+    assert len({line.split()[1] for line in command.told()}) == 3
+
+
+def test_a_second_signal_reaches_child_processes(command: Command, queue: Queue[Any]) -> None:
+    queue.add_many(range(2))
+    process = command.start("worker", "tasks:gated", "--queue", "work", "--processes", 2, "--isolate")
+    assert comes_true(lambda: len(command.pids()) == 2)
+    process.send_signal(signal.SIGTERM)
+    assert not comes_true(lambda: process.poll() is not None, limit=0.8)
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(LIMIT) == 0
+    assert sorted(command.told()[-2:]) == ["cancelled 0", "cancelled 1"]
+    assert not any(map(lives, command.pids()))
+
+
+@pytest.mark.slow
+def test_a_child_process_that_does_not_heed_the_second_signal_ends_with_its_parent(
+    command: Command, queue: Queue[Any]
+) -> None:
+    (command.folder / "app.py").write_text(
+        "import os\nfrom tasks import deaf, tell\n"
+        "def stay(data):\n    tell('began', data, os.getpid())\n    deaf(data)\n"
+    )
+    queue.add("a")
+    process = command.start("worker", "app:stay", "--queue", "work", "--isolate")
+    assert comes_true(lambda: len(command.told()) == 2)
+
+    process.send_signal(signal.SIGTERM)
+    assert not comes_true(lambda: process.poll() is not None, limit=0.8)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(LIMIT) == 3
+    (pid,) = {int(line.split()[2]) for line in command.told() if len(line.split()) == 3}
+    assert comes_true(lambda: not lives(pid))
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "message"),
+    [
+        ("run", ["--time-limit", "5", "--concurrency", "4"], "--concurrency 4 counts threads"),
+        ("run", ["--time-limit", "0"], "time_limit=0.0 has to be more than 0"),
+        ("run", ["--recycle-mb", "0"], "0 is not in the range"),
+        ("unnamed", ["--isolate"], "cannot be given to a child process"),
+    ],
+)
+def test_what_child_processes_cannot_do_is_refused(
+    here: Here, command: Command, handler: str, options: list[str], message: str
+) -> None:
+    (command.folder / "app.py").write_text(CHILDREN)
+
+    status, _, errors = here("worker", f"app:{handler}", "--queue", "work", *options)
+
+    assert status == 2
+    assert message in errors
 
 
 # The demonstration

@@ -53,6 +53,7 @@ _Line = tuple[int, bytes]
     "--group-concurrency", metavar="N", type=click.IntRange(1, 2**31 - 1), help="How many of the group run at once; 1."
 )
 @click.option("--attempts", metavar="N", type=click.IntRange(1, 2**31 - 1), help="How often it may be claimed; 3.")
+@click.option("--keep-result", type=duration, help="Keep what the handler returns for so long: 60, 1h, 7d.")
 @click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="Travels with the job.")
 @click.option("--task", help="What the job does, as listings show it.")
 @click.option("--ref", help="Your own name of the job.")
@@ -80,6 +81,7 @@ def add(
     group: str | None,
     group_concurrency: int | None,
     attempts: int | None,
+    keep_result: float | None,
     headers: tuple[str, ...],
     task: str | None,
     ref: str | None,
@@ -110,6 +112,7 @@ def add(
         "dedupe_until": dedupe_until,
         "group": group if group is None or group_concurrency is None else Group(group, group_concurrency),
         "attempts": attempts,
+        "keep_result": keep_result,
         "headers": dict(map(_header, headers)) or None,
         "task": task,
         "ref": ref,
