@@ -319,6 +319,17 @@ def test_a_connection_to_another_database_is_refused(storage: SQLiteStorage, tmp
             storage.bind(memory)
 
 
+def test_a_storage_on_a_connection_in_memory_can_be_bound_to_that_connection_alone() -> None:
+    with (
+        contextlib.closing(sqlite3.connect(":memory:")) as db,
+        contextlib.closing(sqlite3.connect(":memory:")) as other,
+        contextlib.closing(open_storage(db)) as storage,
+    ):
+        assert storage.bind(db) is storage
+        with pytest.raises(ValueError, match="in memory"):
+            storage.bind(other)
+
+
 @pytest.mark.parametrize("thing", [None, 7, object(), "jobs.db"])
 def test_what_is_no_connection_is_refused(storage: SQLiteStorage, thing: object) -> None:
     with pytest.raises(TypeError, match="Connection"):

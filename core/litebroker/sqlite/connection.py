@@ -75,6 +75,9 @@ class Connection(Protocol):
         That saves two syncs and a new file. The standard library's driver can do it since Python 3.12.
         """
 
+    def is_on(self, connection: object) -> bool:
+        """Whether it is this driver's connection that lies beneath."""
+
     def close(self) -> None:
         """Close it. A transaction that is open is rolled back."""
 
@@ -196,6 +199,9 @@ class _Stdlib:
         if setconfig is not None:
             setconfig(getattr(sqlite3, "SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE"), True)  # noqa: B009 - 3.10 has none
 
+    def is_on(self, connection: object) -> bool:
+        return self._db is connection
+
     def close(self) -> None:
         self._db.close()
 
@@ -279,6 +285,9 @@ class _Apsw:
         import apsw
 
         self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+    def is_on(self, connection: object) -> bool:
+        return self._db is connection
 
     def close(self) -> None:
         self._db.close()

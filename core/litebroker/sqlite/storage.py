@@ -227,6 +227,10 @@ class BoundStorage(BoundSession, _Verbs):
     def location(self) -> str:
         return MEMORY if self._engine.path is None else os.path.abspath(self._engine.path)
 
+    def bind(self, connection: object) -> Storage:
+        # A database in memory has no name by which another object could be told to be the same one.
+        return self if self._connection.is_on(connection) else super().bind(connection)
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[BoundStorage]:
         """A part of the caller's transaction that happens whole or not at all; the commit remains the caller's."""
