@@ -182,8 +182,8 @@ class Jobs(Protocol):
         False, unchanged, where the job is not pending, or its dedupe key is held in the target.
         """
 
-    def purge(self, queue: str, states: Sequence[State]) -> int:
-        """Delete every job in these states, but never an active one. Answers how many.
+    def purge(self, queue: str, states: Sequence[State], *, limit: int | None = None) -> int:
+        """Delete every job in these states, or ``limit`` at most, but never an active one. Answers how many.
 
         Outside a transaction it runs in bites, so that others can work in between: on an error, some may be gone.
         """

@@ -15,8 +15,11 @@ import click
 from litebroker.cli.add import add
 from litebroker.cli.metrics import metrics
 from litebroker.cli.options import Place, database_option
+from litebroker.cli.queues import pause, purge, queues, resume
 from litebroker.cli.rq import rq
+from litebroker.cli.schedules import schedules
 from litebroker.cli.stats import stats
+from litebroker.cli.why import why
 from litebroker.cli.worker import worker
 from litebroker.errors import LitebrokerError
 
@@ -66,8 +69,14 @@ def litebroker() -> None:
 
 litebroker.add_command(add)
 litebroker.add_command(metrics)
+litebroker.add_command(pause)
+litebroker.add_command(purge)
+litebroker.add_command(queues)
+litebroker.add_command(resume)
 litebroker.add_command(rq)
+litebroker.add_command(schedules)
 litebroker.add_command(stats)
+litebroker.add_command(why)
 litebroker.add_command(worker)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from litebroker.errors import LitebrokerError
+from litebroker.jobs import QueueInfo
 from litebroker.sqlite import SQLiteStorage, open_storage
+from litebroker.storage import Storage
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -89,6 +91,16 @@ def opened(ctx: click.Context, *, must_exist: bool = False, **options: Any) -> I
         yield storage
     finally:
         storage.close()
+
+
+def named_queues(storage: Storage, names: Sequence[str]) -> list[QueueInfo]:
+    """The queues of these names; all, where none is named. Raises ``click.ClickException`` for one that is missing."""
+    known = storage.queues()
+    for name in names:
+        if all(it.name != name for it in known):
+            there = ", ".join(repr(it.name) for it in known[:10]) or "none"
+            raise click.ClickException(f"{storage.location}: there is no queue {name!r}; there are: {there}")
+    return [it for it in known if not names or it.name in names]
 
 
 def duration(text: str) -> float:

@@ -1,21 +1,27 @@
-"""Tables that fit a terminal or a pipe, and JSON."""
+"""Tables that fit a terminal or a pipe, JSON, questions, and bars for long work."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from litebroker.arguments import instant
 from litebroker.explanation import duration as duration  # noqa: PLC0414 - one way to say it, everywhere
 
 _WIDE = 10_000
+
+Rows = Sequence[Sequence[str]]
 
 
 def print_json(value: Any) -> None:
@@ -23,37 +29,80 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value))
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns, the first to the left and the others to the right; below each other where the terminal is too narrow.
+def iso(at_ms: int | None) -> str | None:
+    """An instant as JSON has it: ISO 8601, UTC, with milliseconds."""
+    return None if at_ms is None else instant(at_ms).isoformat(timespec="milliseconds")
 
-    What goes into a pipe is never cut.
+
+def print_table(head: Sequence[str], rows: Rows, *, right: Collection[str] | None = None) -> None:
+    """Columns, below each other where the terminal is too narrow. What goes into a pipe is never cut.
+
+    Args:
+        right: The columns that stand to the right; None is all but the first.
     """
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=_WIDE)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, name in enumerate(head):
-        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
     with console.capture() as captured:
-        _print(console, table, head, rows)
+        console.print(laid_out(console, head, rows, right=right), soft_wrap=True)
     # Not through rich, which makes of a closed pipe an exit of its own.
     click.echo(captured.get(), nl=False, color=True)
 
 
-def _print(console: Console, table: Table, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if Measurement.get(console, console.options.update(width=_WIDE), table).maximum <= console.width:
-        console.print(table)
-        return
-    widest = max(map(len, head[1:]))
+def laid_out(
+    console: Console, head: Sequence[str], rows: Rows, *, right: Collection[str] | None = None
+) -> Table | Group:
+    """The table as it fits the console: in columns, or each row's cells below each other."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in head:
+        table.add_column(Text(name), justify="right" if name in (right or head[1:]) else "left", no_wrap=True)
     for row in rows:
-        console.print(Text(printable(row[0]), style="bold"), soft_wrap=True)
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    if Measurement.get(console, console.options.update(width=_WIDE), table).maximum <= console.width:
+        return table
+    widest = max(map(len, head[1:]))
+    lines = []
+    for row in rows:
+        lines.append(Text(printable(row[0]), style="bold"))
         for name, cell in zip(head[1:], row[1:], strict=True):
             if cell:
-                console.print(Text(f"  {name:<{widest}}  {printable(cell)}"), soft_wrap=True)
+                lines.append(Text(f"  {name:<{widest}}  {printable(cell)}"))
+    return Group(*lines)
 
 
 def printable(text: str) -> str:
     """The text, or its Python form where it holds what a terminal would obey."""
     return text if text.isprintable() else repr(text)
+
+
+def tell(message: str) -> None:
+    """A line on stderr, beside the output."""
+    click.echo(printable(message), err=True)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is destroyed, on stderr, unless ``--yes`` has answered.
+
+    Raises:
+        click.ClickException: The answer was no.
+        click.UsageError: Nobody can be asked, since stdin is no terminal.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"give --yes, since nobody can be asked here: {question}")
+    if not click.confirm(question, err=True):
+        raise click.ClickException("nothing was done")
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for the time of the block, on a terminal only; what is given adds to it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _count: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)

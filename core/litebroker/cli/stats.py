@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import NamedTuple
 
 import click
 
-from litebroker.cli.options import database_option, opened
-from litebroker.cli.output import duration, print_json, print_table, printable
-from litebroker.jobs import Counts
+from litebroker.cli.options import database_option, named_queues, opened
+from litebroker.cli.output import duration, iso, print_json, print_table, printable
+from litebroker.cli.watch import RATES, Flow, Look, check, now_of, plain_rates, rate_cells, repeat, watch_options
+from litebroker.jobs import Counts, QueueInfo
 from litebroker.storage import Storage
 
 _HEAD = ("queue", *Counts._fields, "oldest")
@@ -30,24 +30,30 @@ class _Queue(NamedTuple):
 
 @click.command()
 @click.option("--queue", "names", metavar="NAME", multiple=True, help="Only this queue. May be given several times.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
+@watch_options
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON; with --watch, one for each look.")
 @database_option
 @click.pass_context
-def stats(ctx: click.Context, names: tuple[str, ...], *, as_json: bool) -> None:
+def stats(
+    ctx: click.Context, names: tuple[str, ...], *, watch: bool, interval: float | None, count: int | None, as_json: bool
+) -> None:
     """Show how many jobs each queue has in each state."""
+    interval = check(ctx, watch=watch, interval=interval, count=count)
     with opened(ctx, must_exist=True) as storage:
-        now_ms = storage.clock.now_ms()
-        known = storage.queues()
-        for name in names:
-            if all(it.name != name for it in known):
-                there = ", ".join(repr(it.name) for it in known[:10]) or "none"
-                raise click.ClickException(f"{storage.location}: there is no queue {name!r}; there are: {there}")
-        queues = [
-            _Queue(it.name, it.paused_at_ms, storage.counts(it.name), _oldest_ms(storage, it.name, now_ms))
-            for it in known
-            if not names or it.name in names
-        ]
-        location = storage.location
+        known = named_queues(storage, names)
+        if watch:
+            head = (*_HEAD, *RATES)
+            repeat(
+                lambda flow: _look_for_rates(storage, names, flow),
+                Flow(storage),
+                head,
+                interval=interval,
+                count=count,
+                as_json=as_json,
+            )
+            return
+        queues = [_read(storage, info) for info in known]
+        location, now_ms = storage.location, storage.clock.now_ms()
     if as_json:
         print_json({"database": location, "queues": [_as_json(it) for it in queues]})
     elif not queues:
@@ -56,21 +62,35 @@ def stats(ctx: click.Context, names: tuple[str, ...], *, as_json: bool) -> None:
         print_table(_HEAD, [_row(it, now_ms) for it in queues])
 
 
-def _oldest_ms(storage: Storage, queue: str, now_ms: int) -> int | None:
-    due_at_ms = storage.oldest_due_at_ms(queue)
-    return None if due_at_ms is None else max(now_ms - due_at_ms, 0)
+def _look_for_rates(storage: Storage, names: tuple[str, ...], flow: Flow) -> Look:
+    # Named ones are checked at the start only; others may come into being.
+    queues = [_read(storage, info) for info in storage.queues() if not names or info.name in names]
+    rates = flow.rates({it.name: it.counts for it in queues})
+    now_ms = storage.clock.now_ms()
+    return Look(
+        [(*_row(it, now_ms), *rate_cells(rates.get(it.name))) for it in queues],
+        {
+            "at": now_of(storage),
+            "database": storage.location,
+            "queues": [{**_as_json(it), **plain_rates(rates.get(it.name))} for it in queues],
+        },
+    )
+
+
+def _read(storage: Storage, info: QueueInfo) -> _Queue:
+    counts = storage.counts(info.name)
+    due_at_ms = storage.oldest_due_at_ms(info.name)
+    oldest_ms = None if due_at_ms is None else max(storage.clock.now_ms() - due_at_ms, 0)
+    return _Queue(info.name, info.paused_at_ms, counts, oldest_ms)
 
 
 def _as_json(queue: _Queue) -> dict[str, object]:
-    counts, paused_at_ms = queue.counts, queue.paused_at_ms
     return {
         "name": queue.name,
-        "pending": counts.pending,
-        **counts._asdict(),
+        "pending": queue.counts.pending,
+        **queue.counts._asdict(),
         "oldest_due_for_seconds": None if queue.oldest_ms is None else queue.oldest_ms / 1000,
-        "paused_at": None
-        if paused_at_ms is None
-        else datetime.fromtimestamp(paused_at_ms / 1000, timezone.utc).isoformat(timespec="milliseconds"),
+        "paused_at": iso(queue.paused_at_ms),
     }
 
 

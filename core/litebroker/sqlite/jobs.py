@@ -596,7 +596,7 @@ class JobVerbs(Session):
 
         return self._write(op)
 
-    def purge(self, queue: str, states: Sequence[State]) -> int:
+    def purge(self, queue: str, states: Sequence[State], *, limit: int | None = None) -> int:
         queue_id = self._queue(queue)
         if queue_id is None:
             return 0
@@ -607,10 +607,12 @@ class JobVerbs(Session):
 
         gone = 0
         for statement, params in self._purges(queue_id, states):
-            while True:
-                count = self._write(lambda tx, s=statement, p=params: bite(tx, s, p), single=True)  # type: ignore[misc]
+            while limit is None or gone < limit:
+                most = _BITE if limit is None else min(_BITE, limit - gone)
+                bounded = {**params, "most": most}
+                count = self._write(lambda tx, s=statement, p=bounded: bite(tx, s, p), single=True)  # type: ignore[misc]
                 gone += count
-                if count < _BITE:
+                if count < most:
                     break
         return gone
 

@@ -263,21 +263,21 @@ PENDING_GROUP = (
 MOVE_BY_ID = "update or ignore litebroker_job set queue = :target, grp = :target_grp where id = :id and state in (0, 2)"
 PURGE_READY = (
     "delete from litebroker_job where id in (select id from litebroker_job where state = 0 and grp is null"
-    " and queue = +:queue limit 500)"
+    " and queue = +:queue limit +:most)"
 )
 PURGE_GROUPED = (
     "delete from litebroker_job where id in (select id from litebroker_job where state = 0 and grp is not null"
-    " and grp = +:grp limit 500)"
+    " and grp = +:grp limit +:most)"
 )
 PURGE_DELAYED = (
     "delete from litebroker_job where id in (select id from litebroker_job where state = 2"
-    " and queue = +:queue limit 500)"
+    " and queue = +:queue limit +:most)"
 )
 # The index of what has ended serves only where its condition is repeated.
 PURGE_ENDED = {
     state: (
         f"delete from litebroker_job where id in (select id from litebroker_job where state = {state}"
-        " and ended_at_ms is not null and queue = +:queue limit 500)"
+        " and ended_at_ms is not null and queue = +:queue limit +:most)"
     )
     for state in (3, 4, 5)
 }

@@ -589,9 +589,9 @@ class ModelStorage:
         self._become_pending(replace(job, queue=target, due=False), due=job.due)
         return True
 
-    def purge(self, queue: str, states: Sequence[State]) -> int:
+    def purge(self, queue: str, states: Sequence[State], *, limit: int | None = None) -> int:
         with self.transaction():
-            gone = [job for job in self._jobs(queue) if job.state in states and job.state is not State.ACTIVE]
+            gone = [job for job in self._jobs(queue) if job.state in states and job.state is not State.ACTIVE][:limit]
             for job in gone:
                 del self._contents.jobs[job.id]
             return len(gone)

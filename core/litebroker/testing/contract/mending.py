@@ -457,6 +457,19 @@ class Mending(Contract):
             pass
         assert [job_id for job_id in ids if storage.get(job_id) is not None] == ids[1400:]
 
+    def test_a_purge_deletes_no_more_than_its_limit(self, storage: Storage) -> None:
+        for _ in range(2):
+            bring_to(storage, State.FAILED)
+        add(storage)
+        add(storage, group="g")
+        add(storage, delay_ms=1000)
+        states = [State.PENDING, State.FAILED]
+
+        gone = [storage.purge("q", states, limit=limit) for limit in (0, 2, 1, 5)]
+
+        assert gone == [0, 2, 1, 2]
+        assert storage.counts("q") == Counts()
+
 
 class Pausing(Contract):
     """A queue that rests."""
