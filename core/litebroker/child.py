@@ -7,7 +7,6 @@ the GIL.
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import os
 import pickle
@@ -24,7 +23,6 @@ from typing import Any, cast
 
 from litebroker.children import VARIABLE, Channel, Message, cancelled_in, unpacked
 from litebroker.failures import job_error
-from litebroker.hops import Hops
 from litebroker.jobs import JobError, JobSpec
 from litebroker.observers import running_job
 from litebroker.results import report
@@ -49,7 +47,10 @@ def main() -> None:
     os.environ[VARIABLE] = str(os.getpid())
     _set_signals(stacks)
     _end_with_parent(life)
-    os.register_at_fork(after_in_child=lambda: _leave(channel))
+    forks = _Forks(channel)
+    os.register_at_fork(
+        before=forks.before, after_in_parent=forks.after_in_parent, after_in_child=forks.after_in_child
+    )
     child = _Child(Channel(channel), bell)
     with suppress(EOFError, ConnectionError):  # The parent has gone, which the other thread sees, too.
         if child.begin():
@@ -82,11 +83,26 @@ def _end_with_parent(life: int) -> None:
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _leave(channel: socket.socket) -> None:
-    """In a process that the handler has forked: it has no part in this."""
-    channel.close()
-    faulthandler.unregister(signal.SIGTERM)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+class _Forks:
+    """Has processes that the handler forks take no part in this, and end by the signals that end others."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._masks = threading.local()
+
+    def before(self) -> None:
+        # One that is told to end as soon as it is there has to wait for `after_in_child`.
+        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def after_in_parent(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
+
+    def after_in_child(self) -> None:
+        self._channel.close()
+        faulthandler.unregister(signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.after_in_parent()
 
 
 class _Child:
@@ -174,6 +190,10 @@ class _Child:
             if self._with_context:
                 arguments.append(contexts if self._in_batches else contexts[0])
             return self._handler(*arguments)
+        import asyncio  # It takes a while, and few need it.
+
+        from litebroker.hops import Hops
+
         if self._with_context:
             hops = Hops("litebroker-child")
             awaited = [_AsyncContext(context, hops) for context in contexts]
@@ -327,6 +347,8 @@ class _AsyncContext(AsyncContext):
 
 async def _awaited(coroutine: Coroutine[Any, Any, object], contexts: list[Context]) -> object:
     """Await the handler; when none of its jobs is wanted any more, it is cancelled."""
+    import asyncio
+
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     helds = [context._held for context in contexts]  # noqa: SLF001
 

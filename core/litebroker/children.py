@@ -524,6 +524,7 @@ class _Child:
     def forget(self) -> None:
         """After a fork, in the child that it made."""
         self._lock = threading.Lock()  # Another thread may have held it.
+        self._process.returncode = 0  # It is nobody's to wait for here.
         self.let_go()
 
     def let_go(self) -> None:

@@ -23,6 +23,12 @@
     │   ├── ResultRefusedError       the job is done, but what it returned could not be kept
     │   └── ResultTimeoutError       not yet: also a TimeoutError
     ├── LeaseLostError               the lease ended before the job was settled
+    ├── ChildError                   what a handler raised in a child process
+    ├── TimeLimitError               a handler took too long, and its process was ended
+    ├── ProcessDiedError             the child process that ran a handler died
+    ├── ProcessStartError            a child process cannot run the handler
+    ├── NotInstalledError            a framework is needed for this, and is not installed
+    ├── UnknownQueueError            no job was ever in a queue of this name
     ├── GroupConflictError           a group's concurrency differs from the one it was made with
     └── ScheduleError                a schedule that can never fire, or a time zone that does not exist
 
@@ -202,6 +208,78 @@ class LeaseLostError(LitebrokerError):
 
     No call raises it, since losing a race is no error; `on_error` is told of it.
     """
+
+
+class ChildError(LitebrokerError):
+    """What a handler raised in a child process; `on_error` is told of it. Its text begins with the type.
+
+    Attributes:
+        type: The exception's class name.
+        message: Its own text.
+        stack: Its traceback, as text. Logs show it.
+        causes: The chain of causes, nearest first, each ``Type: message``.
+    """
+
+    def __init__(self, type: str, message: str, stack: str = "", causes: Sequence[str] = ()) -> None:  # noqa: A002
+        super().__init__(f"{type}: {message}" if message else type)
+        self.type = type
+        self.message = message
+        self.stack = stack
+        self.causes = causes
+        self.__cause__ = _Elsewhere(stack)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        return type(self), (self.type, self.message, self.stack, self.causes), {}
+
+
+class TimeLimitError(LitebrokerError):
+    """A handler took longer than its time limit, and its child process was ended; `on_error` is told of it.
+
+    Attributes:
+        limit: The limit in seconds.
+        stack: Where the handler stood, most recent call first, or "".
+    """
+
+    def __init__(self, limit: float, *, stack: str = "") -> None:
+        super().__init__(f"the handler took longer than {limit:g} s, and its process was ended")
+        self.limit = limit
+        self.stack = stack
+
+
+class ProcessDiedError(LitebrokerError):
+    """The child process that ran a handler died; `on_error` is told of it.
+
+    Attributes:
+        status: Its exit status; negative is the signal that killed it.
+        stack: Where the handler stood, most recent call first, where Python could still say so, or "".
+        began: Whether it may have begun with the job. If not, the job is given back, its attempt not counted.
+    """
+
+    def __init__(self, message: str, *, status: int, stack: str = "", began: bool = True) -> None:
+        super().__init__(message)
+        self.status = status
+        self.stack = stack
+        self.began = began
+
+
+class ProcessStartError(LitebrokerError):
+    """A child process cannot run the handler: it cannot import it, or died of that. The message says which.
+
+    Attributes:
+        stack: The traceback in the child process, as text, or "". Logs show it.
+    """
+
+    def __init__(self, message: str, *, stack: str = "") -> None:
+        super().__init__(message)
+        self.stack = stack
+        self.__cause__ = _Elsewhere(stack) if stack else None
+
+
+class _Elsewhere(Exception):  # noqa: N818 (it is no error of its own)
+    """Shows a traceback of another process above the error that it caused here."""
+
+    def __str__(self) -> str:
+        return f"in a child process:\n{self.args[0]}"
 
 
 class GroupConflictError(LitebrokerError, ValueError):

@@ -20,7 +20,19 @@ from litebroker.serializer import JSON, RAW, Serializer
 from litebroker.storage import Storage
 
 ErrorKind = Literal[
-    "claim", "cleanup", "schedule", "heartbeat", "progress", "complete", "fail", "parse", "handler", "result"
+    "claim",
+    "cleanup",
+    "schedule",
+    "heartbeat",
+    "progress",
+    "complete",
+    "fail",
+    "parse",
+    "handler",
+    "result",
+    "timeout",
+    "crashed",
+    "process",
 ]
 
 
@@ -32,7 +44,9 @@ class ErrorContext:
         kind: What was being done. "handler": the handler raised. "parse": a payload could not be read. "heartbeat",
             "complete" and "fail": the storage refused, or the lease was lost. "claim", "schedule", "progress" and
             "cleanup": the storage refused, and it is tried again. "result": what the handler returned cannot be kept;
-            the job is completed all the same.
+            the job is completed all the same. Of workers with child processes, "timeout": the handler took too long,
+            and its process was ended; "crashed": the process died; "process": one died without a job, or does not
+            start, and it is tried again.
         job_id: The job that it is about, or None.
         attempt: Which attempt of the job it was, or None.
         max_attempts: How many it may have; None is without limit, or not about a job.
