@@ -899,6 +899,18 @@ def test_a_loop_of_ones_own_deletes_them_too(timed: Queue[Any], clock: ManualClo
     assert values_in(tmp_path / "timed.db") <= 1
 
 
+def test_values_that_are_put_one_by_one_go_as_fast_as_they_come(timed: Queue[Any], clock: ManualClock) -> None:
+    storage = timed.storage
+    with storage.transaction():
+        for number in range(3000):
+            storage.put("s", str(number), ttl_ms=1)
+    clock.advance(1)
+
+    storage.put("s", "now", ttl_ms=1)
+
+    assert storage.sweep() == 0
+
+
 # Progress
 
 

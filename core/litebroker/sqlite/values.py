@@ -13,6 +13,9 @@ from litebroker.sqlite.session import Session
 from litebroker.storage import Value
 
 _BITE = 500
+_SWEPT_AT_ONCE = 200  # as the statements say
+# Once a second: more than a process puts in that time, or more would come than go.
+_MOST_SWEEPS = 20
 _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
 
 
@@ -170,12 +173,9 @@ class ValueVerbs(Session):
         """Delete some of what has expired, and of what its owner left, now and then."""
         if self._in_transaction() or not self._engine.sweep_due():
             return
-
-        def op(tx: Tx) -> None:
-            tx.db.rows(sql.SWEEP_EXPIRED, {"steady": self._engine.steady_ms()})
-            tx.db.rows(sql.SWEEP_ORPHANED)
-
-        self._write(op, lasting=False)
+        for _ in range(_MOST_SWEEPS):
+            if self.sweep() < _SWEPT_AT_ONCE:
+                return
 
 
 def _bite(tx: Tx, statement: str, params: dict[str, int]) -> int:
