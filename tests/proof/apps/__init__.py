@@ -1,0 +1,1 @@
+"""The programs that the campaign runs and kills: producers, and the applications of the workers."""

@@ -1,0 +1,36 @@
+"""The parts of the campaign, by name, in the order in which they run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.proof.failpoints import failpoints
+from tests.proof.figures import Figures
+from tests.proof.fleets import FLEETS, Fleet
+from tests.proof.kills import kills
+
+
+@dataclass(frozen=True)
+class Part:
+    """Attributes: ``seconds``: what one round of it takes in a long campaign, about."""
+
+    name: str
+    seconds: float
+    run: Callable[[Path, float, int], Figures]
+
+
+def _kills(fleet: Fleet) -> Part:
+    def run(folder: Path, seconds: float, seed: int) -> Figures:
+        return kills(fleet, folder, seconds=seconds, seed=seed, said=lambda text: print(text, file=sys.stderr))
+
+    return Part(f"kills: {fleet.name}", 40, run)
+
+
+_PARTS = (
+    *(_kills(fleet) for fleet in FLEETS.values() if fleet.can_run),
+    Part("failpoints", 120, failpoints),
+)
+PARTS = {part.name: part for part in _PARTS}
