@@ -296,5 +296,13 @@ class GroupConflictError(LitebrokerError, ValueError):
         self.concurrency = concurrency
 
 
+class NotInstalledError(LitebrokerError):
+    """A framework's jobs are changed by its own rules, and it is not installed. The message says what to install."""
+
+
+class UnknownQueueError(LitebrokerError, ValueError):
+    """No job was ever in a queue of this name. The message names those that there are."""
+
+
 class ScheduleError(LitebrokerError, ValueError):
     """A schedule that can never fire, is not understood, or names a time zone that does not exist."""
