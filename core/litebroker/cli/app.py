@@ -13,6 +13,8 @@ from typing import Any
 import click
 
 from litebroker.cli.add import add
+from litebroker.cli.dead import dead
+from litebroker.cli.jobs import jobs
 from litebroker.cli.metrics import metrics
 from litebroker.cli.options import Place, database_option
 from litebroker.cli.queues import pause, purge, queues, resume
@@ -68,6 +70,8 @@ def litebroker() -> None:
 
 
 litebroker.add_command(add)
+litebroker.add_command(dead)
+litebroker.add_command(jobs)
 litebroker.add_command(metrics)
 litebroker.add_command(pause)
 litebroker.add_command(purge)

@@ -1,0 +1,98 @@
+"""``litebroker dead ...``: the dead letters of every framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from litebroker.arguments import queue_name as checked_name
+from litebroker.cli.jobs import change, listing_options, show_jobs, show_options
+from litebroker.cli.listing import print_page, print_page_as_json
+from litebroker.cli.options import database_option, opened, usage_errors
+from litebroker.cli.selection import Task, filter_options, make_filter, many_options, rate
+from litebroker.inspection import Inspection
+from litebroker.jobs import State
+
+_FAILED = (State.FAILED,)
+
+
+@click.group()
+@database_option
+def dead() -> None:
+    """Look at dead letters, run them again, or delete them.
+
+    A dead letter is a job that has failed for good: its attempts are spent, or it was rejected.
+    """
+
+
+@dead.command("list")
+@filter_options()
+@listing_options
+@database_option
+@click.pass_context
+def list_(ctx: click.Context, /, *, limit: int, after: str | None, as_json: bool, **options: Any) -> None:
+    """List dead letters: queue by queue, the latest first."""
+    where = make_filter(_FAILED, **options)
+    with opened(ctx, must_exist=True) as storage:
+        with usage_errors(ctx):
+            page = Inspection(storage).jobs(where, limit=limit, after=after)
+        now_ms, location = storage.clock.now_ms(), storage.location
+    if as_json:
+        print_page_as_json(page, location)
+    elif page.rows:
+        print_page(page, now_ms, dead=True)
+    else:
+        click.echo("no dead letter matches", err=True)
+
+
+@dead.command()
+@show_options
+@database_option
+@click.pass_context
+def show(ctx: click.Context, ids: tuple[str, ...], *, unpickle: bool, as_json: bool) -> None:
+    """Show all that is known of a dead letter."""
+    show_jobs(ctx, ids, unpickle=unpickle, as_json=as_json, only=State.FAILED)
+
+
+@dead.command()
+@many_options
+@filter_options()
+@click.option("--to", "target", metavar="QUEUE", help="The queue that they go to, as `stats` names it.")
+@click.option("--rate", "per_second", metavar="N/s", type=rate, help="No faster than this: 100/s, 30/m.")
+@database_option
+@click.pass_context
+def requeue(ctx: click.Context, /, *, target: str | None, per_second: float | None, **options: Any) -> None:
+    """Let dead letters run again at once, each by its framework's rules.
+
+    \b
+    litebroker dead requeue --all --queue emails --older-than 1h --rate 50/s
+    """  # noqa: D301 (\b is click's own)
+    if target is not None:
+        with usage_errors(ctx):
+            checked_name(target)
+
+    def make(inspection: Inspection) -> Task:
+        return Task(
+            mend=lambda rows: inspection.retry(rows, queue=target),
+            done="queued again" if target is None else f"queued again in {target}",
+            question="requeue",
+            kind="dead letter",
+            per_second=per_second,
+        )
+
+    change(ctx, make, _FAILED, **options)
+
+
+@dead.command()
+@many_options
+@filter_options()
+@database_option
+@click.pass_context
+def purge(ctx: click.Context, /, **options: Any) -> None:
+    """Delete dead letters, with all that is known of them."""
+
+    def make(inspection: Inspection) -> Task:
+        return Task(mend=inspection.remove_dead, done="deleted", question="delete", kind="dead letter")
+
+    change(ctx, make, _FAILED, **options)
