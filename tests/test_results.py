@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import os
 import pickle
+import random
 import signal
 import sqlite3
 import subprocess
@@ -160,8 +161,10 @@ def test_a_result_is_read_as_often_as_one_likes_and_by_id(queue: Queue[Any], sto
     assert queue.get(job.id) is None
 
 
-def test_it_works_on_any_storage() -> None:
-    queue: Queue[Any] = Queue("sums", ModelStorage(), results=60)
+@pytest.mark.parametrize("where", ["a model", ":memory:", "sqlite:///{}/jobs.db?driver=apsw&durability=full"])
+def test_it_works_on_any_storage(where: str, tmp_path: Path) -> None:
+    storage = ModelStorage() if where == "a model" else where.format(tmp_path)
+    queue: Queue[Any] = Queue("sums", storage, results=60)
     queue.process(lambda number: number + 1)
 
     assert queue.add(1).result(LIMIT) == 2
@@ -582,6 +585,50 @@ def test_a_worker_killed_before_the_commit_leaves_one_result_of_the_next(tmp_pat
             worker.terminate()
 
     assert (result, kept(queue)) == (2, 1)
+    queue.close()
+
+
+WORKING = """
+import sys, time
+from litebroker import Queue
+
+def square(number, context):
+    context.progress(0.5)
+    time.sleep(0.002)
+    return number * number
+
+Queue("work", sys.argv[1]).process(square, concurrency=2).run()
+"""
+
+
+def test_however_many_workers_are_killed_each_job_has_its_one_result(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    queue: Queue[Any] = Queue("work", path, results=3600, attempts=None)
+    jobs = queue.add_many(list(range(1500)))
+    futures = [queue.future(job) for job in jobs]
+    chance = random.Random(4)
+    kills = 0
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", WORKING, path])
+
+    workers = [start(), start()]
+    try:
+        for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+            assert comes_true(lambda: kept(queue) > share * len(jobs), FOREVER)  # noqa: B023 (now)
+            workers.append(start())
+            victim = workers.pop(chance.randrange(len(workers) - 1))
+            victim.kill()
+            victim.wait()
+            kills += 1
+        results = [future.result(FOREVER) for future in futures]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+    assert results == [number * number for number in range(1500)]
+    assert (kept(queue), queue.stats(), kills) == (1500, Counts(), 5)
     queue.close()
 
 
