@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from litebroker import (
     Backoff,
     Context,
     Counts,
+    ErrorContext,
     Group,
     GroupConflictError,
     JobRecord,
@@ -28,6 +29,7 @@ from litebroker import (
     SQLiteStorage,
     current_job,
 )
+from litebroker.testing import ManualClock
 
 LIMIT = 20
 
@@ -205,6 +207,52 @@ def test_what_an_observer_raises_is_logged_and_changes_nothing(
     assert queue.stats() == Counts()
     assert diary.lines == ["adding 1", "added 1", "claimed 1", "running 1", "completed 1"]
     assert [str(it.exc_info[1]) for it in caplog.records if it.exc_info] == ["clumsy"] * 5
+
+
+def test_jobs_that_an_observer_invents_or_loses_are_not_taken(
+    queue: Queue[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Greedy(Observer):
+        def adding(self, specs: Sequence[JobSpec]) -> Any:
+            return nullcontext([])
+
+    queue.observe(Greedy())
+
+    job = queue.add(1)
+
+    assert queue.get(job.id)
+    assert "it gave 0 jobs for 1" in caplog.text
+
+
+def test_a_job_whose_last_worker_vanished_is_told_by_whoever_finds_it(tmp_path: Path) -> None:
+    clock = ManualClock()
+    told: list[tuple[str, ErrorContext]] = []
+    found = threading.Event()
+
+    def on_error(error: BaseException, context: ErrorContext) -> None:
+        told.append((type(error).__name__, context))
+        found.set()
+
+    storage = SQLiteStorage(tmp_path / "jobs.db", clock=clock)
+    queue: Queue[Any] = Queue("emails", storage, on_error=on_error)
+    diary = Diary()
+    queue.observe(diary)
+    job = queue.add(1, attempts=1, task="greet")
+    Queue("other", storage).add(1, attempts=1)
+    queue.claim(lease=1)
+    clock.advance(2)
+
+    queue.process(lambda _: None)
+    queue.process(lambda _: None)
+    assert found.wait(LIMIT)
+    queue.close()
+    storage.close()
+
+    context = ErrorContext(
+        kind="lapsed", queue="emails", job_id=job.id, attempt=1, max_attempts=1, task="greet", dead=True
+    )
+    assert told == [("LeaseLostError", context)]
+    assert diary.lines == ["adding 1", "added 1", "failed 1"]
 
 
 def test_a_stack_begins_at_the_handler_though_it_is_observed(queue: Queue[Any], diary: Diary) -> None:

@@ -51,7 +51,8 @@ class Observer:
     def settled(self, job: JobRecord, outcome: Outcome) -> None:
         """What became of a job that a worker had claimed, once it is committed.
 
-        "failed" is a dead letter; "released" was given back by its handler; "lost" went to another worker.
+        "failed" is a dead letter, also of a worker that vanished; "released" was given back by its handler; "lost" went
+        to another worker.
         """
 
 
@@ -101,9 +102,12 @@ def adding(observers: Observers, specs: Sequence[JobSpec]) -> Iterator[Sequence[
             wanted = manager.__enter__()
         except Exception as error:  # noqa: BLE001 (logged)
             _complain(observer, error)
-        else:
-            entered.append(manager)
+            continue
+        entered.append(manager)
+        if len(wanted) == len(specs):
             specs = wanted
+        else:
+            _complain(observer, ValueError(f"it gave {len(wanted)} jobs for {len(specs)}: none of them is taken"))
     try:
         yield specs
     except BaseException as error:

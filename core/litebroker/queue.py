@@ -25,10 +25,11 @@ from litebroker.arguments import (
     whole_number,
 )
 from litebroker.backoff import Backoff
+from litebroker.errors import LeaseLostError
 from litebroker.explanation import Explanation, why
 from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import Attempt, Counts, DedupeUntil, JobError, JobRecord, JobSpec, State
-from litebroker.observers import Observer
+from litebroker.observers import Observer, tell
 from litebroker.results import Progress, Results, own_headers, read_progress
 from litebroker.schedules import ScheduleSpec, next_tick
 from litebroker.serializer import JSON, Serializer
@@ -284,6 +285,7 @@ class Queue(Generic[T]):
             results_ms=None if results is None else duration_ms("results", results, positive=True),
         )
         self._workers: list[Worker] = []
+        self._watched: Storage | None = None  # Where it hears of jobs whose workers vanished.
         self._upkeep_at_ms = {"schedule": 0, "cleanup": 0}
         self._owned = not hasattr(where, "fire_schedule")
         if not self._owned:
@@ -592,10 +594,20 @@ class Queue(Generic[T]):
 
     def _start(self, handler: Callable[..., object], *, concurrency: int, batch: int | None) -> Worker:
         worker = Worker(self._storage, self._terms, handler, concurrency=concurrency, batch=batch)
+        if self._watched is not self._storage:
+            self._watched = self._storage
+            self._storage.on_lapsed(self._lapsed)
         # A handler that closes the queue as soon as it runs has to find its worker here.
         self._workers = [*(it for it in self._workers if not it.closed), worker]
         worker.start()
         return worker
+
+    def _lapsed(self, record: JobRecord) -> None:
+        """One of this process's claims has found a job that its last worker had not settled."""
+        if record.queue == self.name:
+            why = record.error.message if record.error else "its worker vanished"
+            self._terms.on_error(LeaseLostError(why), ErrorContext.of("lapsed", record, settled=False))
+            tell(self._terms.observers, lambda observer: observer.settled(record, "failed"))
 
     def observe(self, observer: Observer) -> None:
         """Have it told what happens to this queue's jobs in this process, also in workers that run already.

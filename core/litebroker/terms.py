@@ -33,6 +33,7 @@ ErrorKind = Literal[
     "timeout",
     "crashed",
     "process",
+    "lapsed",
 ]
 
 
@@ -46,7 +47,7 @@ class ErrorContext:
             "cleanup": the storage refused, and it is tried again. "result": what the handler returned cannot be kept;
             the job is completed all the same. Of workers with child processes, "timeout": the handler took too long,
             and its process was ended; "crashed": the process died; "process": one died without a job, or does not
-            start, and it is tried again.
+            start, and it is tried again. "lapsed": a job became a dead letter, since its last worker vanished.
         job_id: The job that it is about, or None.
         attempt: Which attempt of the job it was, or None.
         max_attempts: How many it may have; None is without limit, or not about a job.
