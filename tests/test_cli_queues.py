@@ -318,6 +318,46 @@ def test_a_pause_lasts_until_the_queue_is_resumed(here: Here, command: Command, 
     assert len(queue.claim()) == 1
 
 
+def test_a_pause_holds_the_jobs_of_every_framework(here: Here, command: Command) -> None:
+    broker = SQLiteBroker(command.database)
+    dramatiq.set_broker(broker)
+    ran: list[str] = []
+
+    @dramatiq.actor
+    def say(what: str) -> None:
+        ran.append(what)
+
+    say.send("dramatiq")
+    huey = SQLiteHuey("shop", filename=str(command.database))
+    huey.task()(ran.append)("huey")
+    connection = connect(str(command.database))
+    of_rq = rq.Queue("default", connection=connection)
+    of_rq.enqueue("operator.add", 1, 2)
+    names = ["dramatiq:default", "huey:shop", "rq:queue:default"]
+
+    here("pause", *names)
+    taken_from_huey = huey.dequeue()
+    rq.SimpleWorker([of_rq], connection=connection).work(burst=True, logging_level="ERROR")
+    worker = DramatiqWorker(broker, worker_threads=1, worker_timeout=10)
+    worker.start()
+    listening = comes_true(lambda: broker.storage.is_awaited("dramatiq:default") is True)
+    held = [broker.storage.counts(name).pending for name in names]
+    here("resume", *names)
+    resumed = comes_true(lambda: ran == ["dramatiq"])
+    rq.SimpleWorker([of_rq], connection=connection).work(burst=True, logging_level="ERROR")
+    task = huey.dequeue()
+    worker.stop()
+    broker.close()
+
+    assert taken_from_huey is None
+    assert listening
+    assert held == [1, 1, 1]
+    assert resumed
+    assert of_rq.count == 0
+    assert task is not None
+    huey.storage.close()
+
+
 def test_what_was_so_already_is_said(here: Here, queue: Queue[Any]) -> None:
     queue.add(1)
     not_paused = here("resume", "work")

@@ -9,17 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from litebroker import (
     Backoff,
+    Context,
     Group,
     Holder,
+    JobFailedError,
     JobRecord,
     Queue,
     Retention,
@@ -360,6 +363,53 @@ def test_a_job_that_is_gone_says_when_it_was_added(tmp_path: Path) -> None:
     assert answer.job is None
     assert abs((answer.reasons[0].facts["issued_at"] - before).total_seconds()) < 5
     assert str(answer).startswith(f"there is no job {job.id}: by its id it was added 0.")
+
+
+@pytest.mark.parametrize(("attempts", "end"), [(3, "was completed"), (1, "failed, and was removed")])
+def test_a_job_that_is_gone_and_whose_result_is_kept_says_how_it_ended(tmp_path: Path, attempts: int, end: str) -> None:
+    def handle(_: int) -> int:
+        if attempts == 1:
+            raise ValueError
+        return 7
+
+    retention = Retention(failed=0)
+    with Queue("work", tmp_path / "jobs.db", retention=retention, results=60, on_error=lambda *_: None) as queue:
+        job = queue.add(1, attempts=attempts)
+        worker = queue.process(handle)
+        with suppress(JobFailedError):
+            queue.result(job, timeout=LIMIT)
+        worker.close()
+        queue.purge()
+
+        answer = queue.why(job)
+
+    assert codes(answer) == ["missing"]
+    assert f", and {end}: its result is still kept" in answer.reasons[0].text
+
+
+def test_a_running_job_tells_what_its_handler_has_said(tmp_path: Path) -> None:
+    said, seen = Event(), Event()
+
+    def handle(_: int, context: Context) -> None:
+        context.progress(0.4, "reading")
+        said.set()
+        seen.wait(LIMIT)
+
+    with Queue("work", tmp_path / "jobs.db") as queue:
+        job = queue.add(1)
+        worker = queue.process(handle)
+        said.wait(LIMIT)
+        ends_at = time.monotonic() + LIMIT
+        while queue.progress(job) is None and time.monotonic() < ends_at:
+            time.sleep(0.01)
+
+        answer = queue.why(job)
+        seen.set()
+        worker.close()
+
+    assert codes(answer) == ["leased"]
+    assert notes(answer) == ["progress"]
+    assert answer.notes[0].text.endswith(" ago: 40% reading")
 
 
 def test_an_id_of_the_future_was_never_given(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from litebroker.arguments import instant
 from litebroker.jobs import Holder, JobRecord, Standing, State
+from litebroker.results import RESULTS, Progress, read_progress
 from litebroker.storage import Storage
 
 __all__ = ["Explanation", "Reason", "ReasonCode", "Seen", "duration", "explain", "why"]
@@ -39,6 +41,7 @@ ReasonCode = Literal[
     "key_held",
     "holds_key",
     "retried",
+    "progress",
     "worker_unknown",
 ]
 
@@ -110,6 +113,8 @@ class Seen:
             jobs of its queue: the first few.
         key_holder: The job that holds its dedupe key, be it itself.
         awaited: Whether anyone listens for jobs of its queue, as `Storage.is_awaited` says.
+        progress: What its handler has said of how far it is, when it is active.
+        result: What is kept of its end, when it is gone: "value", "refused" (a value that could not be kept), "failed".
     """
 
     now_ms: int
@@ -121,6 +126,8 @@ class Seen:
     holders: Mapping[int, Holder] = field(default_factory=dict)
     key_holder: JobRecord | None = None
     awaited: bool | None = None
+    progress: Progress | None = None
+    result: str | None = None
 
 
 def why(storage: Storage, job_id: int) -> Explanation:
@@ -138,7 +145,8 @@ def look(storage: Storage, job_id: int) -> Seen:
     now_ms = storage.clock.now_ms()
     record = storage.get(job_id)
     if record is None:
-        return Seen(now_ms=now_ms, job_id=job_id, record=None, issued_at_ms=storage.issued_at_ms(job_id))
+        issued_at_ms, result = storage.issued_at_ms(job_id), _kept_result(storage, job_id)
+        return Seen(now_ms=now_ms, job_id=job_id, record=None, issued_at_ms=issued_at_ms, result=result)
     queue = record.queue
     standing = None
     around: Sequence[int] = ()
@@ -162,7 +170,13 @@ def look(storage: Storage, job_id: int) -> Seen:
         holders=storage.holders(around),
         key_holder=key_holder,
         awaited=storage.is_awaited(queue),
+        progress=read_progress(storage, [job_id]).get(job_id) if record.state is State.ACTIVE else None,
     )
+
+
+def _kept_result(storage: Storage, job_id: int) -> str | None:
+    kept = storage.peek(RESULTS, [str(job_id)]).get(str(job_id))
+    return None if kept is None else str(json.loads(kept.data.partition(b"\n")[0])[0])
 
 
 def explain(seen: Seen) -> Explanation:
@@ -174,7 +188,7 @@ def explain(seen: Seen) -> Explanation:
         reasons = _pending(seen, record)
         notes = [] if any(it.code == "backoff" for it in reasons) else _retried(seen, record)
     elif record.state is State.ACTIVE:
-        reasons, notes = [_active(seen, record)], _worker_unknown(seen, record)
+        reasons, notes = [_active(seen, record)], [*_progress(seen), *_worker_unknown(seen, record)]
     else:
         reasons, notes = [_ended(seen, record)], []
     return Explanation(seen.job_id, record, reasons, [*notes, *_key(seen, record)])
@@ -342,6 +356,15 @@ def _then(record: JobRecord) -> str:
     return f"it is tried again then, after {_attempt(record.attempts, record)}"
 
 
+def _progress(seen: Seen) -> list[Reason]:
+    said = seen.progress
+    if said is None:
+        return []
+    ago_s = seen.now_ms / 1000 - said.at.timestamp()
+    text = f"its handler said {duration(ago_s)} ago: {said.fraction:.0%} {said.note}".rstrip()
+    return [Reason("progress", text, {"fraction": said.fraction, "note": said.note, "at": said.at})]
+
+
 def _worker_unknown(seen: Seen, record: JobRecord) -> list[Reason]:
     """Where only the lease tells, say so; and that nobody is seen who would take the job back."""
     holder = seen.holders.get(seen.job_id)
@@ -405,12 +428,17 @@ def _missing(seen: Seen) -> Reason:
         return Reason("missing", text, {"issued_at": instant(issued_at_ms)})
     issued_at = instant(issued_at_ms)
     at = issued_at.isoformat(timespec="seconds")
+    facts = {"issued_at": issued_at, "result": seen.result}
+    if seen.result is not None:
+        ended = "failed, and was removed" if seen.result == "failed" else "was completed"
+        text = f"it was added {_ago(seen, issued_at_ms)} ago, at {at}, and {ended}: its result is still kept"
+        return Reason("missing", text, facts)
     text = (
         f"by its id it was added {_ago(seen, issued_at_ms)} ago, at {at}, if it was of this file; it was completed"
         " (completed jobs are removed, unless the queue keeps them), or removed, purged, or dropped by the queue's"
         " retention: which, is not kept"
     )
-    return Reason("missing", text, {"issued_at": issued_at})
+    return Reason("missing", text, facts)
 
 
 # Its dedupe key
