@@ -224,8 +224,6 @@ class Results:
             ValueError: The storage is on a connection of the caller's, and the job has not ended.
         """
         waiter = self._waiter(job_id, record)
-        if os.getpid() != self._pid:
-            self._fresh()
         if self._thread is None:
             self._look([waiter])  # It may have ended, and then nobody has to listen.
             if waiter.over:
@@ -240,8 +238,12 @@ class Results:
                 raise
             self._called.notify()
         waiter.future.add_done_callback(lambda _: self._forget(waiter))
-        # Whatever ends from here on is heard; what has ended before is seen now.
-        self._look([waiter])
+        try:
+            # Whatever ends from here on is heard; what has ended before is seen now.
+            self._look([waiter])
+        except BaseException:
+            waiter.future.cancel()
+            raise
         return waiter.future
 
     def close(self) -> None:
@@ -258,6 +260,8 @@ class Results:
             thread.join()
 
     def _waiter(self, job_id: int, record: JobRecord | None) -> _Waiter:
+        if os.getpid() != self._pid:
+            self._fresh()
         if record is not None and kept_for_ms(record.headers) is None:
             if record.state is State.FAILED and record.error is not None:
                 raise _failed(job_id, record.error)
