@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from litebroker import JobError, JobRecord, JobSpec, Queue, SQLiteStorage
+from litebroker import JobError, JobRecord, JobSpec, NewJob, Queue, SQLiteStorage, Worker
 from litebroker.testing import ManualClock
 
 Operation = Callable[[SQLiteStorage], object]
@@ -210,6 +210,24 @@ def test_a_worker_settles_and_claims_many_short_jobs_in_one_transaction(tmp_path
         worker.close()
 
         assert storage.transactions - before < 500  # One each for claiming and completing were 4,000.
+
+
+def test_a_result_costs_a_worker_one_statement_and_where_none_is_kept_nothing(tmp_path: Path, probe: Probe) -> None:
+    made: dict[int, list[str]] = {}
+    with Queue("q", tmp_path / "jobs.db", durability="relaxed") as queue:
+        worker = Worker(queue.storage, queue._terms, lambda numbers: numbers, batch=8)  # noqa: SLF001 (as `process`)
+        for keep_result in (0, 60, 0, 60):  # The first time, it opens the file and makes itself known.
+            queue.add_many([NewJob(number, keep_result=keep_result) for number in range(8)])
+            with probe.counting():
+                assert worker.step()
+            made[keep_result] = list(probe.statements)
+        worker.close()
+
+    results = [statement for statement in made[60] if "litebroker_value" in statement]
+    assert len(results) == 8
+    assert len(made[60]) == len(made[0]) + 8
+    assert not [statement for statement in made[0] if "litebroker_value" in statement]
+    assert sum(statement.lower().startswith("begin") for statement in made[60]) == 1
 
 
 def work_of(path: Path, probe: Probe, pending: int, delayed: int = 0) -> dict[str, int]:
