@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import urllib.request
@@ -216,6 +217,45 @@ def test_a_worker_in_threads_counts_every_job(
     assert found["litebroker_jobs_settled_total{outcome=completed,queue=emails,task=greet}"] == 500
     assert found["litebroker_handler_seconds_count{queue=emails,task=greet}"] == 500
     assert found["litebroker_jobs_claimed_total{queue=emails}"] >= 500
+
+
+def test_several_processes_add_up_in_the_mode_of_prometheus_client_for_them(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    work = """
+        from litebroker import Queue
+        from litebroker.metrics import WorkerMetrics
+        from litebroker.testing import drain
+
+        with Queue("emails", "jobs.db") as queue:
+            queue.observe(WorkerMetrics())
+            queue.add_many([1, 2])
+            drain(queue, lambda _: None)
+    """
+    read = """
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
+        print(generate_latest(registry).decode())
+    """
+
+    def run_script(script: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            cwd=tmp_path,
+            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics")},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+
+    run_script(work)
+    run_script(work)
+
+    found = samples(run_script(read))
+    assert found["litebroker_jobs_settled_total{outcome=completed,queue=emails,task=}"] == 4
+    assert found["litebroker_handler_seconds_count{queue=emails,task=}"] == 4
 
 
 # The command
