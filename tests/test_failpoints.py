@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.proof.adapters import WAYS, Way, WayBench, spread
 from tests.proof.failpoints import FIRST_OPEN, PLACES, VERBS, Bench, Place, Verb, prepare
 from tests.proof.standing import ask
 
@@ -56,3 +57,16 @@ def test_a_verb_that_is_left_half_done_is_found(prepared: Path, tmp_path: Path) 
     found = [at.kill_at(step) for step in at.steps]
 
     assert any(wrong and "by half" in wrong[0] for wrong in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS.values(), ids=lambda way: way.name)
+def test_a_worker_that_is_killed_inside_any_step_of_an_adapter_loses_no_job(way: Way, tmp_path: Path) -> None:
+    at = WayBench(way, tmp_path)
+
+    steps = spread(at.steps, random.Random(1))[: 2 * _SAMPLE]
+    wrong = {step: found for step in steps if (found := at.kill_at(step))}
+
+    assert wrong == {}
+    assert any("before" in name for name, _ in at.steps)
+    assert any(way.package in name for name, _ in at.steps)

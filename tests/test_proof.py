@@ -108,6 +108,16 @@ def test_of_what_was_started_nothing_outlives_the_campaign_though_it_be_killed(t
             assert time.monotonic() < deadline
 
 
+def test_a_run_that_begins_between_the_note_of_a_kill_and_the_kill_is_explained(tmp_path: Path) -> None:
+    told = account(
+        tmp_path, "try a", "add a", "kill 77 4", "start a a1 5 77 1", "gone 77 6", "start a a2 8 78 1", "end a a2 9"
+    )
+
+    verdict = told.judge({}, set())
+
+    assert (verdict.doubly_leased, verdict.unexplained) == ([], [])
+
+
 def test_a_kill_is_noted_before_it_strikes(tmp_path: Path) -> None:
     herd = Herd(tmp_path, {})
     process = herd.start([sys.executable, "-c", "import sys, time; time.sleep(60)"])
@@ -117,9 +127,9 @@ def test_a_kill_is_noted_before_it_strikes(tmp_path: Path) -> None:
     process.wait()
     herd.close()
 
-    word, pid, at = (tmp_path / "ledger").read_text().split()
-    assert (word, int(pid)) == ("kill", process.pid)
-    assert began <= int(at) <= time.monotonic_ns()
+    (word, pid, at), (then, _, gone) = (line.split() for line in (tmp_path / "ledger").read_text().splitlines())
+    assert (word, int(pid), then) == ("kill", process.pid, "gone")
+    assert began <= int(at) < int(gone) <= time.monotonic_ns()
 
 
 # -- the command and its report --

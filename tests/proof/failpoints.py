@@ -240,7 +240,7 @@ def _run(verb: Verb, path: Path, place: Place, stand_at: Step | None) -> list[St
     steps.arm()
     verb.act(storage, found)
     steps.disarm()
-    return steps.seen
+    return steps.seen if stand_at is None else []
 
 
 def shown(found: dict[str, list[dict[str, Any]]]) -> list[str]:

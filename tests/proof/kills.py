@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -114,7 +113,7 @@ def _from(path: Path, offset: int) -> bytes:
         return file.read()
 
 
-def kills(fleet: Fleet, folder: Path, *, seconds: float, seed: int, said: Callable[[str], None] = print) -> Figures:
+def kills(fleet: Fleet, folder: Path, *, seconds: float, seed: int) -> Figures:
     """One round with one kind of worker: so many seconds of kills, then a quiet end, then the account."""
     figures = Figures(f"kills: {fleet.name}", seed)
     with figures.timed():
@@ -133,8 +132,6 @@ def kills(fleet: Fleet, folder: Path, *, seconds: float, seed: int, said: Callab
                 if not campaign.herd.stop(worker):
                     figures.wrong("unexplained", f"a worker of {fleet.name} did not end on SIGTERM")
             _judge(campaign, figures)
-            if not figures.good:
-                said(campaign.herd.said()[-20_000:])
         finally:
             campaign.herd.close()
     return figures

@@ -85,7 +85,7 @@ class Account:
     def __init__(self, folder: Path) -> None:
         self.tried: set[str] = set()
         self.added: set[str] = set()
-        self.kills: dict[int, list[int]] = defaultdict(list)
+        self.kills: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by process: noted, and gone
         self.runs: dict[str, list[Run]] = defaultdict(list)
         known: dict[str, Run] = {}
         for line in (folder / "ledger").read_text().splitlines():
@@ -95,7 +95,10 @@ class Account:
             elif word == "add":
                 self.added.add(rest[0])
             elif word == "kill":
-                self.kills[int(rest[0])].append(int(rest[1]))
+                self.kills[int(rest[0])].append((int(rest[1]), int(rest[1])))
+            elif word == "gone":
+                noted_ns, _ = self.kills[int(rest[0])].pop()
+                self.kills[int(rest[0])].append((noted_ns, int(rest[1])))
             elif word == "start":
                 known[rest[1]] = Run(rest[0], int(rest[2]), (int(rest[3]), int(rest[4])))
                 self.runs[rest[0]].append(known[rest[1]])
@@ -108,8 +111,9 @@ class Account:
                     run.how, run.ended_ns = "kill", killed_ns
 
     def _killed_ns(self, run: Run, processes: tuple[int, ...]) -> int | None:
-        """When one of the processes was killed, after the run began. It lived until then at least."""
-        return min((at for pid in processes for at in self.kills[pid] if at >= run.started_ns), default=None)
+        """When one of the processes was killed during the run or after it. It lived until then at least."""
+        kills = [kill for pid in processes for kill in self.kills[pid] if kill[1] >= run.started_ns]
+        return min((max(noted_ns, run.started_ns) for noted_ns, _ in kills), default=None)
 
     def judge(self, dead: dict[str, DeadLetter], left: set[str]) -> Verdict:
         """Compare with the file: its dead letters, and what is still in it that should have come to an end."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.proof.adapters import adapters
 from tests.proof.failpoints import failpoints
 from tests.proof.figures import Figures
 from tests.proof.fleets import FLEETS, Fleet
@@ -24,7 +24,7 @@ class Part:
 
 def _kills(fleet: Fleet) -> Part:
     def run(folder: Path, seconds: float, seed: int) -> Figures:
-        return kills(fleet, folder, seconds=seconds, seed=seed, said=lambda text: print(text, file=sys.stderr))
+        return kills(fleet, folder, seconds=seconds, seed=seed)
 
     return Part(f"kills: {fleet.name}", 40, run)
 
@@ -32,5 +32,6 @@ def _kills(fleet: Fleet) -> Part:
 _PARTS = (
     *(_kills(fleet) for fleet in FLEETS.values() if fleet.can_run),
     Part("failpoints", 120, failpoints),
+    Part("adapters", 120, adapters),
 )
 PARTS = {part.name: part for part in _PARTS}

@@ -39,6 +39,13 @@ def _status(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
 
 
+def _lives(pid: int) -> bool:
+    try:
+        return _status(pid)[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
 def started_at(pid: int) -> int:
     """When a process was started, in ticks of the machine's: with its number, that names it for good."""
     try:
@@ -94,7 +101,10 @@ class Herd:
         return process
 
     def kill(self, pids: Sequence[int], ledger: Ledger) -> int:
-        """SIGKILL to all of them at once. Each is noted before: it was alive until then. Answers how many it hit."""
+        """SIGKILL to all of them at once; how many it hit.
+
+        Each is noted before, since it was alive until then, and again when it is gone.
+        """
         now = time.monotonic_ns()
         for pid in pids:
             ledger.tell("kill", pid, now)
@@ -103,6 +113,10 @@ class Herd:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 hit += 1
+        for pid in pids:
+            while _lives(pid):
+                time.sleep(0.0005)
+            ledger.tell("gone", pid, time.monotonic_ns())
         return hit
 
     def stop(self, process: subprocess.Popen[bytes], *, seconds: float = 10) -> bool:
@@ -119,10 +133,6 @@ class Herd:
         kill_session(*(process.pid, self._started[process.pid][1]))
         process.wait()
         del self._started[process.pid]
-
-    def said(self) -> str:
-        """What all of them wrote, the newest last."""
-        return "".join(path.read_text(errors="replace") for path in sorted(self._folder.glob("output-*.txt")))
 
     def close(self) -> None:
         for process, _ in list(self._started.values()):

@@ -11,6 +11,7 @@ The hook lies in the child only; the product knows nothing of it.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import json
 import os
@@ -155,7 +156,7 @@ class Child:
             code = 1
             try:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                signal.alarm(_LIMIT_S)
+                faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
                 answer = json.dumps(work(), default=repr).encode()
                 with open(writing, "wb") as pipe:  # noqa: PTH123 - a descriptor
                     pipe.write(answer)
@@ -177,7 +178,7 @@ class Child:
         return json.loads(text)
 
     def stands(self) -> bool:
-        """Wait until it stands, or has ended."""
+        """Wait until it stands, or has ended. Nobody reads its answer: it has to be short."""
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         if os.WIFSTOPPED(status):
             return True
