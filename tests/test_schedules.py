@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 
@@ -378,3 +380,14 @@ def test_a_clock_that_is_never_a_day_behind_itself_fires_no_tick_twice(spec: Sch
         scheduler.look(now)
 
     assert scheduler.fired == sorted(set(scheduler.fired))
+
+
+def test_what_reads_cron_expressions_is_loaded_only_where_there_is_one() -> None:
+    program = (
+        "import sys, litebroker; before = 'croniter' in sys.modules\n"
+        "litebroker.ScheduleSpec.parse(cron='0 6 * * *'); print(before, 'croniter' in sys.modules)"
+    )
+
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert result.stdout == "False True\n"

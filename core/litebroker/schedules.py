@@ -21,13 +21,14 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
-
-from croniter import croniter
 
 from litebroker.arguments import duration_ms
 from litebroker.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from croniter import croniter
 
 __all__ = ["Plan", "ScheduleSpec", "next_tick", "plan"]
 
@@ -125,6 +126,8 @@ def next_tick(spec: ScheduleSpec, after_at_ms: int) -> int:
 
 
 def _next_cron_tick(cron: str, zone: tzinfo, after: datetime) -> datetime:
+    from croniter import croniter  # Late: it takes 40 ms, and few programs have a cron expression.
+
     times = croniter(cron, ret_type=datetime)
     local = _wall(after, zone)
     if times.expanded[_HOUR] != ["*"]:
@@ -209,6 +212,8 @@ def _checked(cron: object) -> str:
         raise ScheduleError(f"cron={cron!r} leaves a field to chance (H or R): name the time")
     if not cron.isascii():
         raise ScheduleError(f"cron={cron!r} is not understood: it has characters beyond ASCII")
+    from croniter import croniter
+
     checked = " ".join(fields)
     try:
         croniter(checked)

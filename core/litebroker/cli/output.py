@@ -12,7 +12,6 @@ from typing import Any
 import click
 from rich.console import Console, Group
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -102,6 +101,8 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     if not console.is_terminal:
         yield lambda _count: None
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from litebroker.cli.options import duration
@@ -130,6 +129,8 @@ def repeat(
             _print_lines(look(flow), as_json=as_json, number=number)
             sys.stdout.flush()
         return
+    from rich.live import Live
+
     with Live(console=console, auto_refresh=False, transient=False) as live:
         for _ in _numbers(flow, interval, count):
             seen = look(flow)
