@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -359,6 +360,41 @@ def test_a_rate_holds_the_work_back(run: Run, queue: Queue[Any]) -> None:
 
     assert (status, out) == (0, "6 dead letters queued again\n")
     assert time.monotonic() - began >= 0.25
+
+
+def test_an_interrupted_command_tells_how_far_it_came(queue: Queue[Any], tmp_path: Path) -> None:
+    dead_letters(queue, 100)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "litebroker.cli", "dead", "requeue", "--all", "--yes", "--rate", "10/s"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "LITEBROKER_URL": "jobs.db"},
+    )
+    ends_at = time.monotonic() + LIMIT
+    while queue.stats().pending < 2 and time.monotonic() < ends_at:
+        time.sleep(0.01)
+
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LIMIT)
+
+    assert (process.returncode, err.strip()) == (130, "")
+    assert out.endswith(" dead letters queued again\n")
+    told, done = int(out.split()[0]), queue.stats().pending
+    assert told <= done <= told + 1  # It may have been interrupted between doing one and counting it.
+    assert done < 100
+
+
+def test_all_jobs_of_rq_are_put_off_once_each(run: Run, tmp_path: Path) -> None:
+    queue = rq.Queue(connection=connect(tmp_path / "jobs.db"))
+    for _ in range(5):
+        queue.enqueue(tasks.nothing)
+
+    status, out, _ = run("jobs", "reschedule", "--all", "--delay", "90s", "--yes")
+
+    assert (status, out) == (0, "5 jobs rescheduled\n")
+    assert (len(queue), len(queue.scheduled_job_registry)) == (0, 5)
 
 
 def test_a_pipe_that_closes_early_does_not_keep_jobs_from_being_mended(queue: Queue[Any], tmp_path: Path) -> None:

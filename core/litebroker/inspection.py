@@ -4,7 +4,7 @@
     page = inspection.jobs(Filter(states=[State.FAILED], older_than_ms=86_400_000))
     inspection.retry(page.rows)
 
-All looks are short: a page of a thousand jobs at most, so that nothing pins the database while a tool goes through a
+All looks are short, a few hundred jobs at most, so that nothing pins the database while a tool goes through a
 million of them.
 """
 
@@ -28,8 +28,8 @@ from litebroker.storage import Storage
 STATES = (State.ACTIVE, State.PENDING, State.FAILED, State.COMPLETED, State.CANCELLED)
 _ENDED = frozenset({State.FAILED, State.COMPLETED, State.CANCELLED})
 _ENGINE = ""
-# One look reads so many jobs at most. Each may have a long error with it.
-_LOOK = 500
+# One look reads so many jobs at most. Each may have an error of many kilobytes with it.
+_LOOK = 250
 _LARGEST_ID = (1 << 63) - 1
 
 
@@ -155,12 +155,16 @@ class Inspection:
             if position is None and keeper == _ENGINE and state in _ENDED and where.older_than_ms is not None:
                 # The latest end comes first: skip those that are too young.
                 position = [_LARGEST_ID, 0, 0, None, None, now_ms - where.older_than_ms]
-            while True:
-                found = self._look(queue, state, keeper, size, position)
-                yield [(row, _Place(queue, state, keeper, its)) for row, its in found if _matches(row, where, now_ms)]
-                if len(found) < size or _is_past(found[-1][0], keeper, where, now_ms):
-                    break
-                position = found[-1][1]
+            is_over = False
+            while not is_over:
+                if keeper == _ENGINE:
+                    found, position, is_over = self._look(queue, state, size, position, where, now_ms)
+                else:
+                    page = self._inspectors[keeper].page(queue, state, limit=size, after=position)
+                    found = [(row, its) for row, its in page if _matches(row, row.framework, where, now_ms)]
+                    is_over = len(page) < size
+                    position = None if is_over else page[-1][1]
+                yield [(row, _Place(queue, state, keeper, its)) for row, its in found]
 
     def _segments(self, where: Filter) -> Iterator[tuple[str, State, str]]:
         """What is looked through one after the other: queue, state, and who keeps the jobs."""
@@ -179,16 +183,36 @@ class Inspection:
                 for keeper in keepers:
                     yield queue, state, keeper
 
-    def _look(self, queue: str, state: State, keeper: str, limit: int, position: Any) -> list[tuple[JobRow, Any]]:
-        if keeper != _ENGINE:
-            return list(self._inspectors[keeper].page(queue, state, limit=limit, after=position))
+    def _look(  # noqa: PLR0917 - what a look depends on
+        self, queue: str, state: State, limit: int, position: Any, where: Filter, now_ms: int
+    ) -> tuple[list[tuple[JobRow, Any]], Any, bool]:
+        """A page of the engine's: those that match, each with its place; where to go on; whether that was all."""
         after = None if position is None else _marker(queue, state, position)
         records = self._storage.page(queue, state, limit=limit, after=after, payloads=False)
-        return [(self._row(record), _position(record)) for record in records]
+        # Before anything is made of them: where few of a million match, that is what takes the time.
+        matching = (
+            [record for record in records if _matches(record, self._framework(record), where, now_ms)]
+            if where.looks_into_rows
+            else records
+        )
+        found = [(self._row(record), _position(record)) for record in matching]
+        if len(records) < limit:
+            return found, None, True
+        # Of what has ended the latest comes first, so that all that follow may be too old.
+        is_past = (
+            state in _ENDED
+            and where.newer_than_ms is not None
+            and now_ms - (records[-1].ended_at_ms or 0) >= where.newer_than_ms
+        )
+        return found, _position(records[-1]), is_past
+
+    def _framework(self, record: JobRecord) -> str:
+        # An adapter says in the encoding whose job it is.
+        encoding = record.encoding
+        return DIRECT if encoding is None or encoding not in self._inspectors else encoding
 
     def _row(self, record: JobRecord) -> JobRow:
-        # An adapter says in the encoding whose job it is.
-        return self._inspectors.get(record.encoding or DIRECT, self._inspectors[DIRECT]).row(record)
+        return self._inspectors[self._framework(record)].row(record)
 
     def _completed(self, found: Sequence[tuple[JobRow, _Place]]) -> list[JobRow]:
         return self._with_holders([row for row, _place in found])
@@ -327,22 +351,15 @@ class Inspection:
                     raise UnknownQueueError(message)
 
 
-def _matches(row: JobRow, where: Filter, now_ms: int) -> bool:
-    if where.framework is not None and row.framework != where.framework:
+def _matches(job: JobRow | JobRecord, framework: str, where: Filter, now_ms: int) -> bool:
+    if where.framework is not None and framework != where.framework:
         return False
-    if where.task is not None and not fnmatchcase(row.task or "", where.task):
+    if where.task is not None and not fnmatchcase(job.task or "", where.task):
         return False
-    age_ms = now_ms - row.since_ms
+    age_ms = now_ms - (job.ended_at_ms or job.created_at_ms or 0)
     if where.older_than_ms is not None and age_ms < where.older_than_ms:
         return False
     return where.newer_than_ms is None or age_ms < where.newer_than_ms
-
-
-def _is_past(row: JobRow, keeper: str, where: Filter, now_ms: int) -> bool:
-    """Whether all that follow are too old: of what has ended, the latest comes first."""
-    if where.newer_than_ms is None or keeper != _ENGINE or row.state not in _ENDED:
-        return False
-    return now_ms - row.since_ms >= where.newer_than_ms
 
 
 def _position(record: JobRecord) -> list[Any]:

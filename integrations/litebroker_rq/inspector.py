@@ -31,6 +31,8 @@ from litebroker import (
 )
 from litebroker_rq import processes
 
+# One transaction changes so many jobs: each takes RQ some milliseconds, and others wait meanwhile.
+_BITE = 20
 _LARGEST_PAYLOAD = 64 * 1024 * 1024
 
 
@@ -284,14 +286,14 @@ class RQInspector(Inspector):
                 job.save()
             queue_of_job.failed_job_registry.requeue(job)
 
-        return [self._change(row, from_failed, requeue) for row in rows]
+        return self._change(rows, from_failed, requeue)
 
     def cancel(self, rows: Sequence[JobRow]) -> list[str | None]:
-        return [self._change(row, {"queued", "deferred", "scheduled"}, lambda _, job: job.cancel()) for row in rows]
+        return self._change(rows, {"queued", "deferred", "scheduled"}, lambda _, job: job.cancel())
 
     def remove(self, rows: Sequence[JobRow]) -> list[str | None]:
         idle = {"created", "queued", "deferred", "scheduled", "finished", "failed", "stopped", "canceled", "ready"}
-        return [self._change(row, idle, lambda _, job: job.delete()) for row in rows]
+        return self._change(rows, idle, lambda _, job: job.delete())
 
     def reschedule(self, rows: Sequence[JobRow], due_at_ms: int) -> list[str | None]:
         due = datetime.fromtimestamp(due_at_ms / 1000, timezone.utc)
@@ -300,7 +302,7 @@ class RQInspector(Inspector):
             queue.remove(job)
             queue.schedule_job(job, due)
 
-        return [self._change(row, {"queued", "scheduled"}, schedule) for row in rows]
+        return self._change(rows, {"queued", "scheduled"}, schedule)
 
     def move(self, rows: Sequence[JobRow], queue: str) -> list[str | None]:
         name = self._name_of(queue)
@@ -310,7 +312,7 @@ class RQInspector(Inspector):
                 return
             target = self._queue(name)
             job.origin = name
-            if str(getattr(job.get_status(), "value", job.get_status())) == "scheduled":
+            if _status(job) == "scheduled":
                 due = source.scheduled_job_registry.get_scheduled_time(job)
                 source.scheduled_job_registry.remove(job)
                 target.schedule_job(job, due)
@@ -318,31 +320,31 @@ class RQInspector(Inspector):
                 source.remove(job)
                 target.enqueue_job(job)
 
-        return [self._change(row, {"queued", "scheduled"}, move) for row in rows]
+        return self._change(rows, {"queued", "scheduled"}, move)
 
-    def _change(self, row: JobRow, states: set[str], change: Callable[[Any, Any], object]) -> str | None:
-        """Do it to a job in one of these states, in one transaction: no worker takes it in between."""
+    def _change(
+        self, rows: Sequence[JobRow], states: set[str], change: Callable[[Any, Any], object]
+    ) -> list[str | None]:
+        """Do it to each job that is in one of these states, a few in a transaction: no worker takes one in between."""
         try:
-            from rq.exceptions import InvalidJobOperation, NoSuchJobError
+            import rq  # noqa: F401
 
             from litebroker_rq.database import opened
         except ModuleNotFoundError as error:
             raise NotInstalledError(
                 f"{error.name} is not installed, and RQ's jobs are changed by its rules: pip install 'litebroker[rq]'"
             ) from error
-        with opened(self.storage.location).writing():
-            queue = self._queue(self._name_of(row.queue))
-            try:
-                job = queue.job_class.fetch(row.id, connection=queue.connection, serializer=_Sealed)
-                status = str(getattr(job.get_status(), "value", job.get_status()))
-                if status not in states:
-                    return TooLate(f"it is {status}")
-                change(queue, job)
-            except NoSuchJobError:
-                return TooLate("it is gone")
-            except InvalidJobOperation as error:
-                return str(error) or "rq refuses it in its state"
-        return None
+        database = opened(self.storage.location)
+        queues: dict[str, Any] = {}
+        answers: list[str | None] = []
+        for start in range(0, len(rows), _BITE):
+            with database.writing(lasting=True):
+                for row in rows[start : start + _BITE]:
+                    name = self._name_of(row.queue)
+                    if name not in queues:
+                        queues[name] = self._queue(name)
+                    answers.append(_changed(queues[name], row.id, states, change))
+        return answers
 
     def _queue(self, name: str) -> Any:
         import rq
@@ -429,6 +431,27 @@ class _Sealed:
         if isinstance(value, _Kept):
             return value.data
         raise TypeError("a job's arguments are not changed here")
+
+
+def _changed(queue: Any, job_id: str, states: set[str], change: Callable[[Any, Any], object]) -> str | None:
+    from rq.exceptions import InvalidJobOperation, NoSuchJobError
+
+    try:
+        job = queue.job_class.fetch(job_id, connection=queue.connection, serializer=_Sealed)
+        status = _status(job)
+        if status not in states:
+            return TooLate(f"it is {status}")
+        change(queue, job)
+    except NoSuchJobError:
+        return TooLate("it is gone")
+    except InvalidJobOperation as error:
+        return str(error) or "rq refuses it in its state"
+    return None
+
+
+def _status(job: Any) -> str:
+    status = job.get_status()
+    return str(getattr(status, "value", status))
 
 
 def _inflated(data: bytes) -> bytes:

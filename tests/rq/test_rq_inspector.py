@@ -336,3 +336,23 @@ except LitebrokerError as error:
     ids, error = json.loads(done.stdout)
     assert ids == [waiting.id, job.id]
     assert error.endswith("pip install 'litebroker[rq]'")
+
+
+def test_a_walk_reaches_all_though_they_change_on_the_way(queue: rq.Queue, inspection: Inspection) -> None:
+    for number in range(7):
+        queue.enqueue(tasks.fail if number % 2 else tasks.nothing)
+    work(queue)
+    for number in range(9):
+        queue.enqueue_in(timedelta(minutes=number), tasks.nothing)
+        queue.enqueue(tasks.nothing)
+
+    done: list[str | None] = []
+    for page in inspection.walk(Filter(states=[State.FAILED]), size=2):
+        done += answers(inspection.retry(page))
+    cancelled: list[str | None] = []
+    for page in inspection.walk(Filter(states=[State.PENDING]), size=2):
+        cancelled += answers(inspection.cancel(page))
+
+    assert done == [None] * 3
+    assert cancelled == [None] * 21
+    assert (len(queue), len(queue.scheduled_job_registry)) == (0, 0)

@@ -208,8 +208,8 @@ def reschedule(ctx: click.Context, /, *, delay: float | None, run_at: datetime |
             mend=lambda rows: inspection.reschedule(rows, due_at_ms),
             done="rescheduled",
             question="reschedule",
-            # All that were moved are due then, and the walk through what waits comes to them once more.
-            keeps=lambda row: row.due_at_ms == due_at_ms,
+            # The walk through what waits comes once more to those that were put off. Some frameworks count in seconds.
+            keeps=lambda row: row.due_at_ms is not None and row.due_at_ms // 1000 == due_at_ms // 1000,
         )
 
     change(ctx, make, _PENDING, **options)
