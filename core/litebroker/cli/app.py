@@ -21,6 +21,7 @@ from litebroker.cli.queues import pause, purge, queues, resume
 from litebroker.cli.rq import rq
 from litebroker.cli.schedules import schedules
 from litebroker.cli.stats import stats
+from litebroker.cli.transfer import export, import_
 from litebroker.cli.why import why
 from litebroker.cli.worker import worker
 from litebroker.errors import LitebrokerError
@@ -71,6 +72,8 @@ def litebroker() -> None:
 
 litebroker.add_command(add)
 litebroker.add_command(dead)
+litebroker.add_command(export)
+litebroker.add_command(import_)
 litebroker.add_command(jobs)
 litebroker.add_command(metrics)
 litebroker.add_command(pause)

@@ -595,3 +595,13 @@ ADD_PROCESS = (
 PROCESS_LABEL = "select label from litebroker_process where id = :id"
 PROCESSES = "select id, boot, label from litebroker_process"
 REMOVE_PROCESS = "delete from litebroker_process where id = :id"
+
+# -- looking after the file --
+
+REMOVE_PROCESSES = "delete from litebroker_process"
+# Walks the index of all active jobs, in a file that nobody else uses.
+REQUEUE_ACTIVE = f"update litebroker_job set state = 0, attempts = attempts - 1, token = {NO_TOKEN} where state = 1"
+# Walks the same, as far as the doctor looks.
+LEASES = "select token >> 38, lease_until_ms from litebroker_job where state = 1 limit +:limit"
+BOOTS = "select id, anchor_ms, seen_ms from litebroker_boot"
+COMPONENTS = "select key, value from litebroker_meta where key >= 'schema' and key < 'schemb'"

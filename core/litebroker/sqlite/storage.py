@@ -20,6 +20,7 @@ from litebroker.sqlite.location import MEMORY, Durability, Options, parse
 from litebroker.sqlite.schedules import ScheduleVerbs
 from litebroker.sqlite.session import BoundSession
 from litebroker.sqlite.standing import StandingVerbs
+from litebroker.sqlite.upkeep import Space, vacuum
 from litebroker.sqlite.values import ValueVerbs
 from litebroker.storage import Listener, Storage
 
@@ -193,6 +194,21 @@ class SQLiteStorage(_Verbs):
             return
         with self._engine.transaction(durable=True) as tx:
             schema.install(tx.db, component, migrations, path)
+
+    def components(self) -> list[str]:
+        """The adapters that have tables of their own in the file, by the names that they gave to `install`."""
+        rows = self._engine.read(lambda db: db.rows(sql.COMPONENTS))
+        return [key.partition(":")[2] for key, _version in rows if ":" in key]
+
+    def vacuum(
+        self,
+        *,
+        full: bool = False,
+        incremental: bool = False,
+        on_bite: Callable[[int, int], object] = lambda _left, _total: None,
+    ) -> tuple[Space, Space]:
+        """As `litebroker.sqlite.upkeep.vacuum`."""
+        return vacuum(self._engine, full=full, incremental=incremental, on_bite=on_bite)
 
     def close(self) -> None:
         if self._open:
