@@ -13,7 +13,10 @@ from typing import Any
 import click
 
 from litebroker.cli.add import add
+from litebroker.cli.backup import backup, migrate, restore, vacuum
+from litebroker.cli.completion import completion
 from litebroker.cli.dead import dead
+from litebroker.cli.doctor import check, doctor
 from litebroker.cli.jobs import jobs
 from litebroker.cli.metrics import metrics
 from litebroker.cli.options import Place, database_option
@@ -71,18 +74,25 @@ def litebroker() -> None:
 
 
 litebroker.add_command(add)
+litebroker.add_command(backup)
+litebroker.add_command(check)
+litebroker.add_command(completion)
 litebroker.add_command(dead)
+litebroker.add_command(doctor)
 litebroker.add_command(export)
 litebroker.add_command(import_)
 litebroker.add_command(jobs)
 litebroker.add_command(metrics)
+litebroker.add_command(migrate)
 litebroker.add_command(pause)
 litebroker.add_command(purge)
 litebroker.add_command(queues)
+litebroker.add_command(restore)
 litebroker.add_command(resume)
 litebroker.add_command(rq)
 litebroker.add_command(schedules)
 litebroker.add_command(stats)
+litebroker.add_command(vacuum)
 litebroker.add_command(why)
 litebroker.add_command(worker)
 

@@ -10,6 +10,7 @@ import itertools
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from litebroker.errors import (
     DatabaseBusyError,
@@ -69,6 +70,19 @@ class Connection(Protocol):
     def begin_implicitly(self) -> None:
         """Begin a transaction where the connection's owner expects one to begin by itself, before a row changes."""
 
+    def copy_to(self, target: Connection, *, pages: int, on_step: Callable[[int, int], object]) -> None:
+        """Copy the whole database into another connection's of the same driver (sqlite.org/backup.html).
+
+        It goes in steps of so many pages. What others commit between two steps lets it begin again, unless a read
+        transaction is open here.
+
+        Args:
+            on_step: Is told after each step how many pages are left, and how many there are.
+        """
+
+    def interrupt(self) -> None:
+        """End the statement that runs, from another thread: it raises `StorageError` there. It may take a while."""
+
     def leave_wal(self) -> None:
         """Close it without a checkpoint, though it be the last: soon after a fork it is opened again.
 
@@ -82,17 +96,20 @@ class Connection(Protocol):
         """Close it. A transaction that is open is rolled back."""
 
 
-def connect(path: str, driver: str, *, busy_timeout_ms: int) -> Connection:
+def connect(path: str, driver: str, *, busy_timeout_ms: int, read_only: bool = False) -> Connection:
     """Open a connection of our own in autocommit mode, with the settings that do not touch the file.
+
+    Args:
+        read_only: It cannot write, nor does it copy the WAL back when it is the last one to close. The file must exist.
 
     Raises:
         DatabaseUnavailableError: The file cannot be opened, or the SQLite library is too old.
         ValueError: There is no such driver.
     """
     if driver == "sqlite3":
-        connection: Connection = _open_stdlib(path, busy_timeout_ms)
+        connection: Connection = _open_stdlib(path, busy_timeout_ms, read_only=read_only)
     elif driver == "apsw":
-        connection = _open_apsw(path, busy_timeout_ms)
+        connection = _open_apsw(path, busy_timeout_ms, read_only=read_only)
     else:
         msg = f"driver={driver!r}: use 'sqlite3' (the standard library's) or 'apsw'"
         raise ValueError(msg)
@@ -194,6 +211,20 @@ class _Stdlib:
     def begin_implicitly(self) -> None:
         """Nothing begins by itself on a connection in autocommit mode."""
 
+    def copy_to(self, target: Connection, *, pages: int, on_step: Callable[[int, int], object]) -> None:
+        assert isinstance(target, _Stdlib)  # noqa: S101 - of the same driver
+        try:
+            self._db.backup(
+                target._db,  # noqa: SLF001 - of the same class
+                pages=pages,
+                progress=lambda _code, left, total: on_step(left, total),
+            )
+        except sqlite3.Error as error:
+            raise _translate(error, self._path) from error
+
+    def interrupt(self) -> None:
+        self._db.interrupt()
+
     def leave_wal(self) -> None:
         setconfig = getattr(self._db, "setconfig", None)
         if setconfig is not None:
@@ -281,6 +312,21 @@ class _Apsw:
 
         return tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
 
+    def copy_to(self, target: Connection, *, pages: int, on_step: Callable[[int, int], object]) -> None:
+        import apsw
+
+        assert isinstance(target, _Apsw)  # noqa: S101 - of the same driver
+        try:
+            with target._db.backup("main", self._db, "main") as backup:  # noqa: SLF001 - of the same class
+                while not backup.done:
+                    backup.step(pages)
+                    on_step(backup.remaining, backup.page_count)
+        except apsw.Error as error:
+            raise _translate(error, self._path) from error
+
+    def interrupt(self) -> None:
+        self._db.interrupt()
+
     def leave_wal(self) -> None:
         import apsw
 
@@ -306,10 +352,11 @@ def _plain_row(_cursor: object, row: Row) -> Row:
     return row
 
 
-def _open_stdlib(path: str, busy_timeout_ms: int) -> _Stdlib:
+def _open_stdlib(path: str, busy_timeout_ms: int, *, read_only: bool) -> _Stdlib:
     try:
         db = sqlite3.connect(
-            path,
+            f"file:{quote(path)}?mode=ro" if read_only else path,
+            uri=read_only,
             timeout=busy_timeout_ms / 1000,
             isolation_level=None,
             check_same_thread=False,
@@ -320,14 +367,15 @@ def _open_stdlib(path: str, busy_timeout_ms: int) -> _Stdlib:
     return _Stdlib(db, path)
 
 
-def _open_apsw(path: str, busy_timeout_ms: int) -> _Apsw:
+def _open_apsw(path: str, busy_timeout_ms: int, *, read_only: bool) -> _Apsw:
     try:
         import apsw
     except ImportError as error:
         msg = "driver='apsw' needs the package apsw: pip install 'litebroker[apsw]'"
         raise ModuleNotFoundError(msg, name="apsw") from error
     try:
-        db = apsw.Connection(path, statementcachesize=_STATEMENT_CACHE)
+        flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        db = apsw.Connection(path, flags=flags, statementcachesize=_STATEMENT_CACHE)
         db.set_busy_timeout(busy_timeout_ms)
     except apsw.Error as error:
         raise _translate(error, path) from error
