@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from litebroker import (
+    RAW,
     Added,
     Backoff,
     Context,
@@ -209,6 +210,31 @@ def test_what_an_observer_raises_is_logged_and_changes_nothing(
     assert [str(it.exc_info[1]) for it in caplog.records if it.exc_info] == ["clumsy"] * 5
 
 
+def test_an_observer_hears_of_a_loop_of_ones_own(queue: Queue[Any], diary: Diary) -> None:
+    queue.add_many([1, 2, 3, 4])
+    diary.lines.clear()
+
+    done, bad, back, gone = queue.claim(4)
+    queue.complete(done)
+    queue.fail(bad, "no")
+    queue.release(back)
+    queue.fail(gone, "no", retry=False)
+    queue.complete(gone)
+    queue.claim(lease=60)
+
+    assert diary.lines == ["claimed 4", "completed 1", "retried 1", "released 1", "failed 1", "lost 1", "claimed 1"]
+
+
+def test_an_observer_hears_of_a_payload_that_cannot_be_read(queue: Queue[Any], diary: Diary) -> None:
+    Queue("emails", queue.storage, serializer=RAW).add(b"{", attempts=1)
+    queue.storage.add([JobSpec("emails", b"{", max_attempts=1)])
+
+    jobs = queue.claim(2)
+
+    assert [job.data for job in jobs] == [b"{"]
+    assert diary.lines == ["claimed 2", "failed 1"]
+
+
 def test_jobs_that_an_observer_invents_or_loses_are_not_taken(
     queue: Queue[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -252,7 +278,7 @@ def test_a_job_whose_last_worker_vanished_is_told_by_whoever_finds_it(tmp_path: 
         kind="lapsed", queue="emails", job_id=job.id, attempt=1, max_attempts=1, task="greet", dead=True
     )
     assert told == [("LeaseLostError", context)]
-    assert diary.lines == ["adding 1", "added 1", "failed 1"]
+    assert diary.lines == ["adding 1", "added 1", "claimed 1", "failed 1"]
 
 
 def test_a_stack_begins_at_the_handler_though_it_is_observed(queue: Queue[Any], diary: Diary) -> None:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Literal
 
-from litebroker.jobs import Added, JobRecord, JobSpec
+from litebroker.jobs import Added, JobRecord, JobSpec, State
 
 Outcome = Literal["completed", "retried", "failed", "released", "lost"]
 
@@ -41,7 +41,7 @@ class Observer:
         """They were written; inside of what `adding` gave."""
 
     def claimed(self, jobs: Sequence[JobRecord]) -> None:
-        """A worker has claimed them."""
+        """A worker has claimed them, or `Queue.claim`."""
 
     def running(self, jobs: Sequence[JobRecord]) -> AbstractContextManager[object]:
         """Around the handler, in its thread or task; an error of the handler passes through."""
@@ -49,7 +49,7 @@ class Observer:
         return nullcontext()
 
     def settled(self, job: JobRecord, outcome: Outcome) -> None:
-        """What became of a job that a worker had claimed, once it is committed.
+        """What became of a claimed job, once it is committed, or is to be with the caller's own transaction.
 
         "failed" is a dead letter, also of a worker that vanished; "released" was given back by its handler; "lost" went
         to another worker.
@@ -57,6 +57,13 @@ class Observer:
 
 
 Observers = Sequence[Observer]
+
+
+def after(state: State | None) -> Outcome:
+    """What an attempt that failed has come to, by what the storage says of the job; None is a lost lease."""
+    if state is None:
+        return "lost"
+    return "failed" if state is State.FAILED else "retried"
 
 
 class Watched:

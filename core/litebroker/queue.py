@@ -29,7 +29,7 @@ from litebroker.errors import LeaseLostError
 from litebroker.explanation import Explanation, why
 from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import Attempt, Counts, DedupeUntil, JobError, JobRecord, JobSpec, State
-from litebroker.observers import Observer, tell
+from litebroker.observers import Observer, Outcome, after, tell
 from litebroker.results import Progress, Results, own_headers, read_progress
 from litebroker.schedules import ScheduleSpec, next_tick
 from litebroker.serializer import JSON, Serializer
@@ -481,6 +481,7 @@ class Queue(Generic[T]):
         refused: set[int] = set()
         while True:
             records = self._storage.claim((self.name,), limit=limit - len(jobs), lease_ms=lease_ms)
+            self._tell_claimed(records)
             again = False
             for record in records:
                 try:
@@ -499,7 +500,7 @@ class Queue(Generic[T]):
         wait_ms = self._terms.wait_ms(record)
         self._terms.on_error(error, ErrorContext.of("parse", record, wait_ms=wait_ms, settled=False))
         failure = job_error(error, reason="parse", skip=1)
-        self._terms.fail(self._storage, record, failure, wait_ms)
+        self._tell_settled(record, after(self._terms.fail(self._storage, record, failure, wait_ms)))
 
     def complete(self, job: Job[Any], *, result: Any = None, then: Sequence[Any] = ()) -> bool:
         """Complete the job and add what follows it, in one transaction. False, and nothing done: the lease was lost.
@@ -512,6 +513,7 @@ class Queue(Generic[T]):
         record, terms = self._record_of(job), self._terms
         kept = terms.result(record, result)
         done = terms.complete(self._storage, record, () if then == () else terms.specs(then), kept)
+        self._tell_settled(record, "completed" if done else "lost")
         if done and (terms.keeps_completed or kept is not None) and self._is_due("cleanup"):
             if terms.keeps_completed:
                 self._storage.prune(self.name, terms.keep)
@@ -541,6 +543,7 @@ class Queue(Generic[T]):
         failure = as_job_error(error, reason="handler" if retry else "rejected")
         wait_ms = self._terms.wait_ms(record, retry_in=retry_in, retry=retry)
         state = self._terms.fail(self._storage, record, failure, wait_ms)
+        self._tell_settled(record, after(state))
         if state is State.FAILED:
             self._storage.prune(self.name, self._terms.keep)
         return state is not None
@@ -556,7 +559,18 @@ class Queue(Generic[T]):
         ``delay`` makes it due only so many seconds later.
         """
         delay_ms = None if delay is None else duration_ms("delay", delay)
-        return self._storage.release([self._record_of(job).lease], delay_ms=delay_ms)[0]
+        record = self._record_of(job)
+        done = self._storage.release([record.lease], delay_ms=delay_ms)[0]
+        self._tell_settled(record, "released" if done else "lost")
+        return done
+
+    def _tell_claimed(self, records: Sequence[JobRecord]) -> None:
+        if records and self._terms.observers:
+            tell(self._terms.observers, lambda observer: observer.claimed(records))
+
+    def _tell_settled(self, record: JobRecord, outcome: Outcome) -> None:
+        if self._terms.observers:
+            tell(self._terms.observers, lambda observer: observer.settled(record, outcome))
 
     # Workers
 
@@ -607,7 +621,7 @@ class Queue(Generic[T]):
         if record.queue == self.name:
             why = record.error.message if record.error else "its worker vanished"
             self._terms.on_error(LeaseLostError(why), ErrorContext.of("lapsed", record, settled=False))
-            tell(self._terms.observers, lambda observer: observer.settled(record, "failed"))
+            self._tell_settled(record, "failed")
 
     def observe(self, observer: Observer) -> None:
         """Have it told what happens to this queue's jobs in this process, also in workers that run already.

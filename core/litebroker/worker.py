@@ -31,7 +31,7 @@ from litebroker.arguments import duration_ms, instant, whole_number
 from litebroker.errors import DatabaseBusyError, LeaseLostError, StorageClosedError
 from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import JobError, JobRecord, Lease, State
-from litebroker.observers import Outcome, Watched, running_job, tell
+from litebroker.observers import Outcome, Watched, after, running_job, tell
 from litebroker.results import Report, keep, keep_progress, kept_for_ms, own_headers, report, tell_waiters
 from litebroker.storage import Listener, Storage
 from litebroker.terms import ErrorContext, ErrorKind, Terms
@@ -218,7 +218,7 @@ class Context:
         failure = as_job_error(error, reason="handler" if retry else "rejected")
         with self._settling():
             state = self._terms.fail(self._storage, self._record, failure, wait_ms)
-        self._observe(_after(state))
+        self._observe(after(state))
         return state is not None
 
     def release(self, *, delay: float | timedelta | None = None) -> bool:
@@ -907,7 +907,7 @@ class Worker:
             for held in well:
                 self._observe(held.record, "lost" if held in gone else "completed")
             for held in badly:
-                self._observe(held.record, _after(held.state))
+                self._observe(held.record, after(held.state))
 
     def _observe(self, record: JobRecord, outcome: Outcome) -> None:
         tell(self._terms.observers, lambda observer: observer.settled(record, outcome))
@@ -1014,13 +1014,6 @@ def _takes_context(handler: Callable[..., object]) -> bool:
     if not positional and not any(it.kind is it.VAR_POSITIONAL for it in parameters):
         raise TypeError(f"handler={handler!r} takes no argument: it gets the data, and a context if it wants")
     return len(required) == 2 or (len(positional) > 1 and positional[1].name == "context")  # noqa: PLR2004
-
-
-def _after(state: State | None) -> Outcome:
-    """What an attempt that failed has come to."""
-    if state is None:
-        return "lost"
-    return "failed" if state is State.FAILED else "retried"
 
 
 def _lost(record: JobRecord) -> LeaseLostError:
