@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -732,6 +732,47 @@ def test_why_finds_jobs_by_the_ids_of_their_frameworks(here: Here, command: Comm
 
     assert [it["ref"] for it in found] == [message.message_id, task.id, job.id]
     assert [it["why"] for it in found] == ["delayed", "no_worker", "no_worker"]
+
+
+def test_why_answers_for_jobs_that_rq_keeps_elsewhere(here: Here, command: Command) -> None:
+    connection = connect(str(command.database))
+    queue = rq.Queue("default", connection=connection)
+    failed = queue.enqueue("operator.truediv", 1, 0)
+    done = queue.enqueue("operator.add", 1, 2)
+    rq.SimpleWorker([queue], connection=connection).work(burst=True, logging_level="CRITICAL")
+    scheduled = queue.enqueue_in(timedelta(minutes=5), "operator.add", 1, 2)
+    late = queue.enqueue_at(datetime.now(timezone.utc) - timedelta(minutes=5), "operator.add", 1, 2)
+    deferred = queue.enqueue("operator.add", 1, 2, depends_on=queue.enqueue("operator.add", 1, 2))
+
+    told = [here("why", job.id)[1] for job in (failed, done, scheduled, late, deferred)]
+    plain = json.loads(here("why", scheduled.id, "--json")[1])
+
+    assert re.search(r"is failed: it ended \d+\.\ds ago: ZeroDivisionError: division by zero\n", told[0])
+    assert told[0].endswith(f"  to change that: litebroker dead requeue {failed.id}\n")
+    assert re.search(r"is completed: it ended \d+\.\ds ago\n$", told[1])
+    assert re.search(r"is scheduled: rq's scheduler puts it into its queue in [45]m\d\ds\n$", told[2])
+    assert re.search(r"is scheduled: its time came 5m\d\ds ago, and no scheduler of rq's has put it", told[3])
+    assert told[4].endswith("is deferred: it waits for the jobs that it depends on\n")
+    assert (plain["id"], plain["state"], plain["why"]) == (scheduled.id, "pending", "scheduled")
+    assert plain["reasons"][0]["due_at"].endswith("+00:00")
+
+
+def test_why_says_who_runs_a_job_of_rq(here: Here, command: Command) -> None:
+    (command.folder / "rq_tasks.py").write_text(
+        "import os, time\ndef wait():\n    open('began', 'w')\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    queue = rq.Queue("default", connection=connect(str(command.database)))
+    job = queue.enqueue("rq_tasks.wait")
+    worker = command.start("rq", "worker", "--burst", "default")
+    assert comes_true((command.folder / "began").exists)
+
+    plain = json.loads(here("why", job.id, "--json")[1])
+    (command.folder / "go").touch()
+    worker.communicate(timeout=LIMIT)
+
+    assert (plain["state"], plain["why"]) == ("active", "active")
+    assert plain["reasons"][0]["worker"]
+    assert re.search(r" has it for \d+\.\ds now$", plain["reasons"][0]["text"])
 
 
 def test_why_of_a_job_that_is_gone_ends_with_1(here: Here, queue: Queue[Any]) -> None:

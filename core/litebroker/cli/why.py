@@ -9,10 +9,12 @@ from typing import Any
 import click
 
 from litebroker.cli.options import database_option, named_queues, opened
-from litebroker.cli.output import print_json, printable
+from litebroker.cli.output import duration, iso, print_json, printable
 from litebroker.explanation import Explanation, Reason
 from litebroker.explanation import why as explanation_of
-from litebroker.jobs import JobRecord
+from litebroker.inspection import Inspection
+from litebroker.inspectors import JobRow
+from litebroker.jobs import JobRecord, State
 from litebroker.storage import Storage
 
 # Several jobs may have one framework's id: of so many at most each is explained.
@@ -43,19 +45,30 @@ def why(ctx: click.Context, job: str | None, names: tuple[str, ...], dedupe_key:
         raise click.UsageError("--dedupe-key needs --queue: a key is held within a queue", ctx)
     with opened(ctx, must_exist=True) as storage:
         queues = [info.name for info in named_queues(storage, names)]
-        found = _jobs(storage, queues, job or "") if dedupe_key is None else _holders(storage, queues, dedupe_key)
+        now_ms = storage.clock.now_ms()
+        if dedupe_key is None:
+            found, elsewhere = _jobs(storage, queues, job or "")
+        else:
+            found, elsewhere = _holders(storage, queues, dedupe_key), []
         answers = [explanation_of(storage, job_id) for job_id in found]
-    is_there = any(answer.job is not None for answer in answers)
-    for number, answer in enumerate(answers):
-        if as_json:
-            print_json(_as_json(answer))
-            continue
-        if number:
-            click.echo()
-        for line in str(answer).splitlines():
-            click.echo(printable(line), err=not is_there)
+    is_there = bool(elsewhere) or any(answer.job is not None for answer in answers)
+    texts = [*map(str, answers), *(_told(row, now_ms) for row in elsewhere)]
+    plain = [*map(_as_json, answers), *(_row_as_json(row, now_ms) for row in elsewhere)]
+    if as_json:
+        for each in plain:
+            print_json(each)
+    else:
+        _print(texts, err=not is_there)
     if not is_there:
         ctx.exit(1)
+
+
+def _print(texts: Sequence[str], *, err: bool) -> None:
+    for number, text in enumerate(texts):
+        if number:
+            click.echo()
+        for line in text.splitlines():
+            click.echo(printable(line), err=err)
 
 
 def _holders(storage: Storage, queues: Sequence[str], dedupe_key: str) -> list[int]:
@@ -66,21 +79,80 @@ def _holders(storage: Storage, queues: Sequence[str], dedupe_key: str) -> list[i
     return found
 
 
-def _jobs(storage: Storage, queues: Sequence[str], job: str) -> list[int]:
-    """The ids of the jobs that are meant. Raises ``click.ClickException`` where there are none of that name."""
+def _jobs(storage: Storage, queues: Sequence[str], job: str) -> tuple[list[int], list[JobRow]]:
+    """The ids of the jobs that are meant, and those that a framework keeps elsewhere than in the queues.
+
+    Raises:
+        click.ClickException: There are none of that name.
+    """
     is_id = job.isascii() and job.isdigit() and int(job) <= _LARGEST_ID
     if is_id and storage.get(int(job)) is not None:
-        return [int(job)]
+        return [int(job)], []
     found: list[JobRecord] = []
     for queue in queues:
         found += storage.find(queue, ref=job)
-    if found:
-        return [record.id for record in found[:_MOST]]
+    elsewhere = [row for row in Inspection(storage).find(job) if row.record is None and row.queue in queues]
+    if found or elsewhere:
+        return [record.id for record in found[:_MOST]], elsewhere
     if is_id:
-        return [int(job)]  # When it was added, its id still tells.
+        return [int(job)], []  # When it was added, its id still tells.
     raise click.ClickException(
         f"{storage.location}: no job is named {job!r} here: it was completed or removed, or never added"
     )
+
+
+def _told(row: JobRow, now_ms: int) -> str:
+    """A job that its framework keeps elsewhere, such as RQ's that are scheduled, run, or have ended."""
+    head = f"job {row.id} of queue {row.queue!r} is {row.stage or row.state}: {_why_of_row(row, now_ms)}"
+    return f"{head}\n  to change that: litebroker dead requeue {row.id}" if row.state is State.FAILED else head
+
+
+def _why_of_row(row: JobRow, now_ms: int) -> str:
+    if row.state is State.ACTIVE:
+        worker = row.worker or "a worker that is not known any more"
+        gone = "; that process is gone, and the job is taken back from it" if row.alive is False else ""
+        return f"{worker} has it{_for(row.claimed_at_ms, now_ms)}{gone}"
+    if row.state is not State.PENDING:
+        ended = "" if row.ended_at_ms is None else f" {duration((now_ms - row.ended_at_ms) / 1000)} ago"
+        error = "" if row.error is None else f": {row.error.type}: {row.error.message}".splitlines()[0]
+        return f"it ended{ended}{error}"
+    if row.stage == "deferred":
+        return "it waits for the jobs that it depends on"
+    if row.due_at_ms is None or row.stage != "scheduled":
+        return f"{row.framework} has not put it into its queue"
+    if row.due_at_ms > now_ms:
+        return f"{row.framework}'s scheduler puts it into its queue in {duration((row.due_at_ms - now_ms) / 1000)}"
+    late = duration((now_ms - row.due_at_ms) / 1000)
+    return f"its time came {late} ago, and no scheduler of {row.framework}'s has put it into its queue since"
+
+
+def _for(since_ms: int | None, now_ms: int) -> str:
+    return "" if since_ms is None else f" for {duration((now_ms - since_ms) / 1000)} now"
+
+
+def _row_as_json(row: JobRow, now_ms: int) -> dict[str, Any]:
+    """As of the others, with the framework's own word for where it stands as the code."""
+    code = row.stage or str(row.state)
+    reason = {
+        "code": code,
+        "text": _why_of_row(row, now_ms),
+        "due_at": iso(row.due_at_ms) if row.state is State.PENDING else None,
+        "worker": row.worker,
+        "alive": row.alive,
+        "claimed_at": iso(row.claimed_at_ms),
+        "ended_at": iso(row.ended_at_ms),
+        "error": None if row.error is None else row.error.message,
+    }
+    return {
+        "id": row.id,
+        "queue": row.queue,
+        "state": str(row.state),
+        "ref": row.ref,
+        "task": row.task,
+        "why": code,
+        "reasons": [{key: value for key, value in reason.items() if value is not None}],
+        "notes": [],
+    }
 
 
 def _as_json(answer: Explanation) -> dict[str, Any]:
