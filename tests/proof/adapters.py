@@ -76,10 +76,10 @@ def _broker(folder: Path) -> Any:
     broker.add_middleware(Results(backend=SQLiteResultBackend(folder / "jobs.db")))
     dramatiq.set_broker(broker)
 
+    @dramatiq.actor(broker=broker, max_retries=1, min_backoff=1, max_backoff=5, store_results=True)
     def run(key: str) -> str:
         return _do(folder, key)
 
-    dramatiq.actor(run, broker=broker, max_retries=1, min_backoff=1, max_backoff=5, store_results=True)
     return broker
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.proof.adapters import adapters
+from tests.proof.bad_days import bad_days
 from tests.proof.failpoints import failpoints
 from tests.proof.figures import Figures
 from tests.proof.fleets import FLEETS, Fleet
@@ -33,5 +34,6 @@ _PARTS = (
     *(_kills(fleet) for fleet in FLEETS.values() if fleet.can_run),
     Part("failpoints", 120, failpoints),
     Part("adapters", 120, adapters),
+    Part("bad days", 150, bad_days),
 )
 PARTS = {part.name: part for part in _PARTS}
