@@ -15,7 +15,7 @@ from litebroker import DatabaseUnavailableError, JobSpec, Queue, SQLiteStorage, 
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, and stops processes")
 
-SHORT = [name for name in SCENARIOS if name not in {"50 processes", "backlog", "cut WAL", "pinned"}]
+SHORT = [name for name in SCENARIOS if name not in {"50 processes", "backlog", "cut WAL", "no descriptors", "pinned"}]
 
 
 @pytest.fixture

@@ -103,6 +103,7 @@ db.execute("rollback")
 """
 # Stands still for longer than its lease, by SIGSTOP from outside, and goes on.
 _STALLS = """
+tell("up", os.getpid())
 while True:
     storage.add([JobSpec("work", b"{}", max_attempts=None)])
     for record in storage.claim(["work"], limit=1, lease_ms=250):
@@ -183,6 +184,9 @@ def stopped(figures: Figures, path: Path, seconds: float) -> None:
     """Processes are stopped for longer than their leases, and go on: what they settle late is refused."""
     chance = random.Random(figures.seed)
     with scripts(path, *[_STALLS] * 3, seconds=seconds) as started:
+        deadline = time.monotonic() + _LIMIT_S
+        while len(set(_told(path, "up"))) < len(started) and time.monotonic() < deadline:
+            time.sleep(0.01)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             process = chance.choice(started)
