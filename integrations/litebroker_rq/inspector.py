@@ -300,6 +300,7 @@ class RQInspector(Inspector):
 
         def schedule(queue: Any, job: Any) -> None:
             queue.remove(job)
+            job.set_status("scheduled")  # which releases of RQ before 2 leave to the caller
             queue.schedule_job(job, due)
 
         return self._change(rows, {"queued", "scheduled"}, schedule)
