@@ -278,21 +278,15 @@ def test_a_handler_gets_the_context_if_it_wants(queue: Queue[Any], make: Callabl
 async def asynchronous(_: Any) -> None: ...
 
 
-class AsynchronousCallee:
-    async def __call__(self, data: Any) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
         (lambda: None, "takes no argument"),
         (lambda _a, _b, _c: None, "more than the data and a context"),
         (with_default, "more than the data and a context"),
-        (asynchronous, "async"),
-        (AsynchronousCallee(), "async"),
         ("print", "cannot be called"),
     ],
-    ids=["no argument", "three arguments", "a required keyword", "async", "async object", "no callable"],
+    ids=["no argument", "three arguments", "a required keyword", "no callable"],
 )
 def test_what_cannot_be_a_handler_is_refused(queue: Queue[Any], handler: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):

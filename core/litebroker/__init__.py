@@ -70,13 +70,14 @@ from litebroker.serializer import JSON, RAW, Serializer
 from litebroker.sqlite import Durability, Options, SQLiteStorage, open_storage
 from litebroker.storage import Listener, ScheduleRecord, Storage, Value
 from litebroker.terms import ErrorContext, log_error
-from litebroker.worker import Context, Worker
+from litebroker.worker import AsyncContext, Context, Worker
 
 __all__ = [
     "JSON",
     "RAW",
     "Added",
     "Arrivals",
+    "AsyncContext",
     "Attempt",
     "Backoff",
     "Clock",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import builtins
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from copy import copy
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from litebroker.arguments import (
     Group,
@@ -25,6 +25,7 @@ from litebroker.arguments import (
     whole_number,
 )
 from litebroker.backoff import Backoff
+from litebroker.children import Processes
 from litebroker.errors import LeaseLostError
 from litebroker.explanation import Explanation, why
 from litebroker.failures import as_job_error, job_error
@@ -36,7 +37,10 @@ from litebroker.serializer import JSON, Serializer
 from litebroker.sqlite import Durability, open_storage
 from litebroker.storage import ScheduleRecord, Storage
 from litebroker.terms import ErrorContext, OnError, Terms, log_error
-from litebroker.worker import Context, Worker
+from litebroker.worker import AsyncContext, Context, Worker
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -576,11 +580,19 @@ class Queue(Generic[T]):
 
     def process(
         self,
-        handler: Callable[[T], object] | Callable[[T, Context], object],
+        handler: Callable[[T], object]
+        | Callable[[T, Context], object]
+        | Callable[[T, AsyncContext], Coroutine[Any, Any, object]],
         *,
         concurrency: int = 1,
+        workers: Literal["threads", "processes"] = "threads",
+        time_limit: float | timedelta | None = None,
+        recycle_after: int | None = None,
+        recycle_mb: int | None = None,
+        initializer: Callable[[], object] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> Worker:
-        """Run the handler on each job, in ``concurrency`` threads, until the worker is closed.
+        """Run the handler on each job, on ``concurrency`` jobs at once, until the worker is closed.
 
         A job whose handler returns is completed; one whose handler raises fails, and is tried again after the
         queue's backoff while attempts remain. Its lease is renewed while it runs. What finishes is settled
@@ -588,26 +600,72 @@ class Queue(Generic[T]):
 
         Args:
             handler: ``handler(data)``, or ``handler(data, context)`` when its second argument has no default or is
-                named "context".
+                named "context". It runs in threads; an ``async def`` one on an event loop, with an `AsyncContext`.
+            workers: "processes" runs it in ``concurrency`` child processes, for work that computes. A crash costs
+                only the job of that process, which fails with reason "crashed". The handler has to be found by its
+                module and name; `process` returns when all of them have imported it.
+            time_limit: Seconds that a child process may take for a job. It is killed then, and the job fails, with
+                reason "timeout".
+            recycle_after: A child process is replaced after so many jobs,
+            recycle_mb: or when it holds so many megabytes after a job.
+            initializer: Called once in each child process, before its first job.
+            loop: The running event loop for an async handler; None is one of the worker's own, in a thread.
+
+        Raises:
+            ProcessStartError: A child process cannot import the handler. Nothing was claimed.
+            TypeError: The handler cannot be given to a child process: it is a lambda, or was defined in a function.
         """
-        return self._start(handler, concurrency=concurrency, batch=None)
+        processes = Processes.asked(
+            workers,
+            time_limit=time_limit,
+            recycle_after=recycle_after,
+            recycle_mb=recycle_mb,
+            initializer=initializer,
+        )
+        return self._start(handler, concurrency=concurrency, batch=None, loop=loop, processes=processes)
 
     def process_many(
         self,
-        handler: Callable[[builtins.list[T]], object] | Callable[[builtins.list[T], builtins.list[Context]], object],
+        handler: Callable[[builtins.list[T]], object]
+        | Callable[[builtins.list[T], builtins.list[Context]], object]
+        | Callable[[builtins.list[T], builtins.list[AsyncContext]], Coroutine[Any, Any, object]],
         *,
         batch: int,
         concurrency: int = 1,
+        workers: Literal["threads", "processes"] = "threads",
+        time_limit: float | timedelta | None = None,
+        recycle_after: int | None = None,
+        recycle_mb: int | None = None,
+        initializer: Callable[[], object] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> Worker:
         """As `process`, with up to ``batch`` jobs at once: those that are there, without waiting for more.
 
         They end alike, by the handler's return or exception, but for those whose `Context` the handler used to
-        complete, fail or release them one by one.
+        complete, fail or release them one by one. In a child process, the time limit is for one call of the handler,
+        and what is counted for ``recycle_after`` are calls; a crash costs the jobs of its call.
         """
-        return self._start(handler, concurrency=concurrency, batch=batch)
+        processes = Processes.asked(
+            workers,
+            time_limit=time_limit,
+            recycle_after=recycle_after,
+            recycle_mb=recycle_mb,
+            initializer=initializer,
+        )
+        return self._start(handler, concurrency=concurrency, batch=batch, loop=loop, processes=processes)
 
-    def _start(self, handler: Callable[..., object], *, concurrency: int, batch: int | None) -> Worker:
-        worker = Worker(self._storage, self._terms, handler, concurrency=concurrency, batch=batch)
+    def _start(
+        self,
+        handler: Callable[..., object],
+        *,
+        concurrency: int,
+        batch: int | None,
+        loop: asyncio.AbstractEventLoop | None,
+        processes: Processes | None,
+    ) -> Worker:
+        worker = Worker(
+            self._storage, self._terms, handler, concurrency=concurrency, batch=batch, loop=loop, processes=processes
+        )
         if self._watched is not self._storage:
             self._watched = self._storage
             self._storage.on_lapsed(self._lapsed)

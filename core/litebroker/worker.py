@@ -7,34 +7,55 @@ threads without work, one listens for new jobs and the others rest.
 
 Two threads stand beside them: the heartbeat renews the leases, and the keeper sees to what busy threads would leave
 lying, to schedules and retention, and to the end.
+
+An async handler runs on an event loop. One thread, the feeder, does then what handler threads do, for all coroutines.
+
+With child processes each handler thread has one, which it gives its jobs to. It claims none while it has no child.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import inspect
 import logging
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from itertools import chain
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import CoroutineType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from litebroker.arguments import duration_ms, instant, whole_number
-from litebroker.errors import DatabaseBusyError, LeaseLostError, StorageClosedError
+from litebroker.children import Children, Lane, Processes, failure_of
+from litebroker.errors import (
+    ChildError,
+    DatabaseBusyError,
+    LeaseLostError,
+    ProcessDiedError,
+    ProcessStartError,
+    StorageClosedError,
+    TimeLimitError,
+)
 from litebroker.failures import as_job_error, job_error
-from litebroker.jobs import JobError, JobRecord, Lease, State
+from litebroker.jobs import JobError, JobRecord, JobSpec, Lease, State
 from litebroker.observers import Outcome, Watched, after, running_job, tell
 from litebroker.results import Report, keep, keep_progress, kept_for_ms, own_headers, report, tell_waiters
 from litebroker.storage import Listener, Storage
 from litebroker.terms import ErrorContext, ErrorKind, Terms
+
+if TYPE_CHECKING:
+    # They import asyncio, which a worker with threads does not need, and which takes long.
+    import asyncio
+
+    from litebroker.coroutines import Coroutines, Run
+    from litebroker.hops import Hops
 
 # How much is claimed beyond what free threads take at once: so many seconds of work, by what jobs have taken so far.
 _AHEAD_S = 0.02
@@ -62,14 +83,22 @@ _SIGNAL_S = 0.5
 
 _logger = logging.getLogger("litebroker")
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class _Held:
-    """A job in a thread's hands: it runs, or has been run and is not settled."""
+    """A job in a thread's hands: it runs, or has been run and is not settled.
+
+    Attributes:
+        interrupt: Called when it is cancelled.
+    """
 
     __slots__ = (
         "cancelled",
         "event",
         "failure",
+        "interrupt",
         "lease",
         "record",
         "report",
@@ -94,20 +123,19 @@ class _Held:
         self.uncommitted = False  # Settled in a transaction that the handler was to commit.
         self.cancelled = False
         self.event: threading.Event | None = None
+        self.interrupt: Callable[[], object] | None = None
 
     def cancel(self) -> None:
         """With the worker's lock held."""
         self.cancelled = True
         if self.event is not None:
             self.event.set()
+        if self.interrupt is not None:
+            self.interrupt()
 
 
-class Context:
-    """What a handler may know about its job, and do with it.
-
-    A handler that returns completes its job, and one that raises fails it. Before that it may settle the job itself,
-    with more to say: what follows it, a transaction of its own, another delay. Its return then adds nothing.
-    """
+class JobContext:
+    """What a handler may know about its job."""
 
     __slots__ = ("_held", "_lock", "_record", "_storage", "_terms")
 
@@ -182,6 +210,16 @@ class Context:
         """
         self._held.report = report(fraction, note, self._storage.clock.now_ms())
 
+
+class Context(JobContext):
+    """What a handler may know about its job, and do with it.
+
+    A handler that returns completes its job, and one that raises fails it. Before that it may settle the job itself,
+    with more to say: what follows it, a transaction of its own, another delay. Its return then adds nothing.
+    """
+
+    __slots__ = ()
+
     def complete(self, *, result: Any = None, then: Sequence[Any] = (), connection: object | None = None) -> bool:
         """Complete the job and add what follows it, in one transaction. False, and nothing done: the lease was lost.
 
@@ -192,10 +230,12 @@ class Context:
             connection: The handler's own connection to the same database. The job is completed in its transaction:
                 when the handler commits, together with its own rows, and not at all when it rolls back.
         """
-        specs, kept = self._terms.specs(then), self._terms.result(self._record, result)
+        return self._complete(self._terms.specs(then), self._terms.result(self._record, result), connection)
+
+    def _complete(self, specs: Sequence[JobSpec], result: bytes | None, connection: object | None) -> bool:
         storage = self._storage if connection is None else self._storage.bind(connection)
         with self._settling():
-            done = self._terms.complete(storage, self._record, specs, kept)
+            done = self._terms.complete(storage, self._record, specs, result)
             self._held.uncommitted = done and connection is not None
         if connection is None:
             self._observe("completed" if done else "lost")
@@ -215,7 +255,9 @@ class Context:
             retry: False makes it a dead letter at once.
         """
         wait_ms = self._terms.wait_ms(self._record, retry_in=retry_in, retry=retry)
-        failure = as_job_error(error, reason="handler" if retry else "rejected")
+        return self._fail(as_job_error(error, reason="handler" if retry else "rejected"), wait_ms)
+
+    def _fail(self, failure: JobError, wait_ms: int | None) -> bool:
         with self._settling():
             state = self._terms.fail(self._storage, self._record, failure, wait_ms)
         self._observe(after(state))
@@ -223,11 +265,31 @@ class Context:
 
     def release(self, *, delay: float | timedelta | None = None) -> bool:
         """Give the job back, this attempt not counted. False, and nothing done: the lease was lost."""
-        delay_ms = None if delay is None else duration_ms("delay", delay)
+        return self._release(None if delay is None else duration_ms("delay", delay))
+
+    def _release(self, delay_ms: int | None) -> bool:
         with self._settling():
             done = self._storage.release([self._record.lease], delay_ms=delay_ms)[0]
         self._observe("released" if done else "lost")
         return done
+
+    def _answer(self, what: str, *rest: Any) -> bool:
+        """Do what a child process asks for in the name of its handler."""
+        if what == "progress":
+            self.progress(*rest)
+            return True
+        if what == "settles":
+            # On a connection of the handler's own: in its process, and it has still to be committed.
+            self._held.settled, self._held.uncommitted = rest
+            return True
+        if what == "complete":
+            specs, result = rest
+            return self._complete([JobSpec(*fields) for fields in specs], result, None)
+        if what == "fail":
+            failure, wait_ms = rest
+            return self._fail(JobError(*failure), wait_ms)
+        (delay_ms,) = rest
+        return self._release(delay_ms)
 
     def _observe(self, outcome: Outcome) -> None:
         # What the heartbeat has found lost, it has told.
@@ -244,8 +306,43 @@ class Context:
             raise
 
 
+def _in_thread(
+    method: Callable[Concatenate[Context, P], R],
+) -> Callable[Concatenate[AsyncContext, P], Coroutine[Any, Any, R]]:
+    @functools.wraps(method)
+    async def call(self: AsyncContext, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._hops.do(functools.partial(method, self.sync, *args, **kwargs))
+
+    return call
+
+
+class AsyncContext(JobContext):
+    """The `Context` of an async handler: what it does with the job is awaited, and done in a thread.
+
+    The handler's task is cancelled when the lease is lost, and when a shutdown waits no longer; ``cancelled`` is set
+    then.
+
+    Attributes:
+        sync: The same for a thread, which it blocks: for a function that `asyncio.to_thread` runs, or beside a
+            connection of your own.
+    """
+
+    __slots__ = ("_hops", "sync")
+
+    def __init__(self, sync: Context, hops: Hops) -> None:
+        super().__init__(sync._held, sync._storage, sync._terms, sync._lock)  # noqa: SLF001 (they are of one make)
+        self.sync = sync
+        self._hops = hops
+
+    complete = _in_thread(Context.complete)
+    fail = _in_thread(Context.fail)
+    release = _in_thread(Context.release)
+
+
 class Worker:
     """Runs a handler on a queue's jobs, in threads of its own, until it is closed. `Queue.process` makes it.
+
+    An async handler runs on an event loop instead: ``loop``, or one that the worker has in a thread.
 
     The threads are daemons: they do not keep the process alive. Where nothing else does, call `run`. When the process
     ends in order, the worker is closed first, as by ``close()``. It leaves signals alone, but in `run`.
@@ -261,13 +358,21 @@ class Worker:
         *,
         concurrency: int = 1,
         batch: int | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self._storage = storage
         self._terms = terms
         self._concurrency = whole_number("concurrency", concurrency, at_least=1, at_most=10_000)
         self._batch = 1 if batch is None else whole_number("batch", batch, at_least=1, at_most=10_000)
+        self._handler = handler
         self._in_batches = batch is not None
-        self._call = self._caller(handler, in_batches=self._in_batches)
+        self._with_context = _takes_context(handler)
+        self._call = self._caller()
+        self._children = None if processes is None else self._children_for(processes)
+        self._coroutines = self._coroutines_on(loop) if processes is None and is_async(handler) else None
+        if loop is not None and self._coroutines is None:
+            raise ValueError(f"loop={loop!r} is for async handlers, and for these alone: leave it out")
         self._lease_s = terms.lease_ms / 1000
         self._pid = os.getpid()
 
@@ -287,7 +392,7 @@ class Worker:
         self._seconds = _AHEAD_S  # What a job usually takes.
         self._active = 0  # Threads with a job,
         self._idle = 0  # threads at rest,
-        self._alive = self._concurrency  # and all.
+        self._alive = 1 if self._coroutines else self._concurrency  # and all.
         self._called = False  # One at rest has been called, and has not come yet.
         self._exchanging = False  # Someone is settling and claiming,
         self._listening = False  # and someone waits for new jobs.
@@ -305,18 +410,42 @@ class Worker:
 
         self._listener: Listener = storage.listener([terms.queue])
         name = f"litebroker-{terms.queue}"
+        serve = self._serve if self._coroutines is None else functools.partial(self._feed, self._coroutines)
+        lanes = [()] * self._alive if self._children is None else [(lane,) for lane in self._children.lanes]
         self._threads = [
-            threading.Thread(target=self._serve, name=f"{name}-{number}", daemon=True)
-            for number in range(self._concurrency)
+            threading.Thread(target=serve, args=args, name=f"{name}-{number}", daemon=True)
+            for number, args in enumerate(lanes)
         ]
         self._attendants = [
             threading.Thread(target=self._renew, name=f"{name}-heartbeat", daemon=True),
             threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True),
         ]
 
+    def _children_for(self, processes: Processes) -> Children:
+        return Children(
+            self._handler,
+            self._terms,
+            processes,
+            count=self._concurrency,
+            in_batches=self._in_batches,
+            with_context=self._with_context,
+        )
+
+    def _coroutines_on(self, loop: asyncio.AbstractEventLoop | None) -> Coroutines:
+        from litebroker.coroutines import Coroutines
+        from litebroker.hops import Hops
+
+        name = f"litebroker-{self._terms.queue}"
+        self._hops = Hops(name)
+        return Coroutines(loop, f"{name}-loop", self._call_feeder)
+
     def start(self) -> None:
         """Start its threads, once. `Queue.process` has done so."""
         try:
+            if self._children is not None:
+                self._children.start()
+            if self._coroutines is not None:
+                self._coroutines.open()
             for thread in (*self._attendants, *self._threads):
                 thread.start()
         except BaseException:
@@ -362,7 +491,8 @@ class Worker:
 
         Returns:
             Whether all have ended. If not, they still run, their leases are renewed, and `close` may be called again.
-            A handler that closes its own worker gets False at once, since it runs itself.
+            A handler that closes its own worker gets False at once, since it runs itself; so does who blocks the event
+            loop that the handlers run on.
         """
         self._check_process()
         seconds = None if timeout is None else duration_ms("timeout", timeout) / 1000
@@ -370,7 +500,7 @@ class Worker:
         if self._attendants[-1].ident is None and not self._ended.is_set():
             self._end()  # It was not started, so that nobody else does.
         own = (*self._threads, *self._attendants)
-        if threading.current_thread() in own:
+        if threading.current_thread() in own or (self._coroutines is not None and self._coroutines.is_here()):
             return False
         if not self._ended.wait(seconds):
             self._cancel()
@@ -378,6 +508,8 @@ class Worker:
         for thread in own:
             if thread.ident is not None:
                 thread.join()
+        if self._coroutines is not None:
+            self._coroutines.join()
         atexit.unregister(self._at_exit)
         return True
 
@@ -408,16 +540,19 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The handler threads
+    # The handler threads, or the one that feeds coroutines
 
-    def _serve(self) -> None:
+    def _serve(self, lane: Lane | None = None) -> None:
         unit: list[_Held] = []
         started = 0.0
-        while (taken := self._next(unit, started)) is not None:
+        while (taken := self._next(unit, started, lane)) is not None:
             unit, started = taken
-            self._run(unit)
+            if lane is None:
+                self._run(unit)
+            else:
+                self._run_in(lane, unit)
 
-    def _next(self, unit: list[_Held], started: float) -> tuple[list[_Held], float] | None:
+    def _next(self, unit: list[_Held], started: float, lane: Lane | None) -> tuple[list[_Held], float] | None:
         """Put down what has been done, and take what comes next. None is the end."""
         now = monotonic()
         if unit and os.getpid() != self._pid:
@@ -426,7 +561,9 @@ class Worker:
             if unit:
                 self._put_down(unit, started, now)
             while not self._closing:
-                if self._buffer:
+                if lane is not None and not lane.ready:
+                    self._prepare(lane)
+                elif self._buffer:
                     now = monotonic()
                     if now < self._buffer_until:
                         return self._take(), now
@@ -444,6 +581,159 @@ class Worker:
             self._alive -= 1
             self._chores.notify()
             return None
+
+    def _prepare(self, lane: Lane) -> None:
+        """Have a child process ready, and be away meanwhile; with the lock, which is let go of."""
+        self._active += 1
+        self._armed = True
+        self._chores.notify()
+        self._call_one()
+        pause = lane.pause_s
+        if pause:
+            self._relief.wait(pause)
+        else:
+            self._lock.release()
+            try:
+                lane.prepare(_LOOK_S)
+            except (OSError, ProcessStartError) as error:
+                self._tell("process", error)
+            finally:
+                self._lock.acquire()
+        self._active -= 1
+
+    def _feed(self, coroutines: Coroutines) -> None:
+        ended: list[Run] = []
+        while (units := self._next_units(coroutines, ended)) is not None:
+            coroutines.start([run for unit in units if (run := self._run_for(unit, coroutines, ended)) is not None])
+            while coroutines.finished:
+                run = coroutines.finished.popleft()
+                self._judge(run)
+                ended.append(run)
+
+    def _next_units(self, coroutines: Coroutines, ended: list[Run]) -> list[list[_Held]] | None:
+        """Put down what has ended, and take what comes next; nothing when more has ended meanwhile. None is the end."""
+        with self._lock:
+            for run in ended:
+                self._put_down(run.unit, run.started, run.ended)
+            if ended and self._closing:
+                self._chores.notify()
+            ended.clear()
+            while not coroutines.finished:
+                if coroutines.has_left(closing=self._closing) and (self._active or not self._closing):
+                    self._lose(coroutines)
+                elif self._closing:
+                    if not self._active:
+                        self._alive = 0
+                        self._chores.notify()
+                        return None
+                    self._work.wait(_LOOK_S)
+                elif units := self._take_units():
+                    return units
+                else:
+                    self._seek(coroutines)
+            return []
+
+    def _take_units(self) -> list[list[_Held]]:
+        """As many as may run now."""
+        if self._buffer and monotonic() >= self._buffer_until:
+            self._buffer.clear()  # As in `_next`.
+            self._look = True
+        return [self._take() for _ in range(self._concurrency - self._active) if self._buffer]
+
+    def _seek(self, coroutines: Coroutines) -> None:
+        """Settle and claim, or wait for what comes first: an end, or a job."""
+        is_full = self._active >= self._concurrency
+        if self._exchanging:
+            self._rest()
+        elif self._well or self._badly or (self._look and not is_full):
+            self._fetch()
+        elif is_full:
+            self._work.wait(_LOOK_S)
+        else:
+            self._listen()
+            if coroutines.finished and self._in_vain:
+                self._in_vain -= 1  # It was woken for these.
+
+    def _call_feeder(self) -> None:
+        """On the event loop: a handler has ended."""
+        with self._lock:
+            if self._listening:
+                self._listener.wake()
+            else:
+                self._work.notify()
+
+    def _lose(self, coroutines: Coroutines) -> None:
+        """The event loop has left, and what was on it ends so; with the lock, which is let go of meanwhile."""
+        expected = self._closing
+        self._closing = True
+        self._lock.release()
+        try:
+            coroutines.give_up()
+            if not expected:
+                self._stop()
+                self._tell("claim", RuntimeError("the event loop of the handler was closed: close its worker before"))
+        finally:
+            self._lock.acquire()
+
+    def _run_for(self, unit: list[_Held], coroutines: Coroutines, ended: list[Run]) -> Run | None:
+        """The call of the handler for these; None, and it has ended, when none can be read."""
+        values, readable = self._read(unit)
+        run = coroutines.run(
+            unit,
+            functools.partial(self._coroutine, values, readable),
+            functools.partial(self._around, readable),
+            f"litebroker-{self._terms.queue}-{unit[0].record.id}",
+        )
+        if not readable:
+            ended.append(run)
+            return None
+
+        def interrupt() -> None:
+            # Those of a batch end together, when none of them is wanted any more.
+            if all(held.cancelled for held in readable):
+                coroutines.interrupt(run)
+
+        with self._lock:
+            for held in readable:
+                held.interrupt = interrupt
+            if all(held.cancelled for held in readable):
+                run.interrupted = True
+        return run
+
+    def _around(self, readable: list[_Held]) -> AbstractContextManager[object]:
+        """In the task of the handler."""
+        records = [held.record for held in readable]
+        running_job.set(records[0] if len(records) == 1 else None)
+        return Watched(self._terms.observers, records) if self._terms.observers else nullcontext()
+
+    def _judge(self, run: Run) -> None:
+        """Decide what becomes of the jobs of a handler that has ended."""
+        unit: list[_Held] = run.unit
+        if run.was_interrupted:
+            self._take_back([held for held in unit if not held.settled and held.failure is None])
+        elif run.error is not None:
+            for held in unit:
+                if held.failure is None:
+                    self._spoil(held, "handler", run.error, skip=1)
+        else:
+            self._note_results([held for held in unit if held.failure is None], run.returned)
+        for held in unit:
+            if held.uncommitted:
+                self._verify(held)
+
+    def _take_back(self, interrupted: list[_Held]) -> None:
+        """Release what was cancelled by no fault of its own. What was lost stays so."""
+        for held in interrupted:
+            held.settled = True
+        try:
+            released = self._storage.release([held.lease for held in interrupted]) if interrupted else []
+        except Exception as error:  # noqa: BLE001 (told; the leases end by themselves)
+            self._tell("cleanup", error)
+            return
+        if self._terms.observers:
+            for held, yes in zip(interrupted, released, strict=True):
+                if yes:
+                    self._observe(held.record, "released")
 
     def _put_down(self, unit: list[_Held], started: float, now: float) -> None:
         self._active -= 1
@@ -653,7 +943,8 @@ class Worker:
         except Exception as error:  # noqa: BLE001 (told; the others look by themselves)
             self._tell("claim", error)
 
-    def _run(self, unit: list[_Held]) -> None:
+    def _read(self, unit: list[_Held]) -> tuple[list[Any], list[_Held]]:
+        """The payloads, and whose they are; those that cannot be read have failed."""
         readable: list[_Held] = []
         values = []
         for held in unit:
@@ -663,6 +954,10 @@ class Worker:
                 self._spoil(held, "parse", error)
             else:
                 readable.append(held)
+        return values, readable
+
+    def _run(self, unit: list[_Held]) -> None:
+        values, readable = self._read(unit)
         if not readable:
             return
         observers = self._terms.observers
@@ -683,11 +978,54 @@ class Worker:
             if held.uncommitted:
                 self._verify(held)
 
-    def _spoil(self, held: _Held, kind: ErrorKind, error: BaseException) -> None:
-        skip = 2 if kind == "handler" else 1  # `_run`, and what `_caller` made
+    def _run_in(self, lane: Lane, unit: list[_Held]) -> None:
+        """As `_run`, in a child process."""
+        with self._lock:
+            for held, event in zip(unit, lane.events(len(unit)), strict=True):
+                held.event = event
+                if held.cancelled:
+                    event.set()
+        try:
+            with Watched(self._terms.observers, [held.record for held in unit]):
+                self._call_in(lane, unit)
+        except ChildError:
+            pass  # It was for those who watch.
+        except (ProcessDiedError, TimeLimitError) as error:
+            if isinstance(error, ProcessDiedError) and not error.began:
+                self._take_back(unit)
+                self._tell("process", error)
+            else:
+                kind: ErrorKind = "timeout" if isinstance(error, TimeLimitError) else "crashed"
+                for held in unit:
+                    self._spoil_as(held, kind, error, failure_of(kind, error))
+        for held in unit:
+            if held.uncommitted:
+                self._verify(held)
+
+    def _call_in(self, lane: Lane, unit: list[_Held]) -> None:
+        contexts = self._contexts(unit)
+        results, failures = lane.run(
+            [held.record for held in unit],
+            lambda what, position, *rest: contexts[position]._answer(what, *rest),  # noqa: SLF001 (of this module)
+        )
+        for held, (result, refusal) in zip(unit, results, strict=False):  # There are none where none is to be kept.
+            held.result = result
+            if refusal is not None and not held.settled:
+                self._tell("result", refusal, held.record)
+        for position, kind, error in failures:
+            self._spoil_as(unit[position], kind, error, failure_of(kind, error))
+        if failures:
+            raise failures[-1].error
+
+    def _spoil_as(self, held: _Held, kind: ErrorKind, error: BaseException, failure: JobError) -> None:
         wait_ms = self._terms.wait_ms(held.record)
-        held.failure = job_error(error, reason=kind, skip=skip), wait_ms
+        held.failure = failure, wait_ms
         self._tell(kind, error, held.record, wait_ms=wait_ms, settled=held.settled)
+
+    def _spoil(self, held: _Held, kind: ErrorKind, error: BaseException, *, skip: int | None = None) -> None:
+        if skip is None:
+            skip = 2 if kind == "handler" else 1  # `_run`, and what `_caller` made
+        self._spoil_as(held, kind, error, job_error(error, reason=kind, skip=skip))
 
     def _note_results(self, unit: list[_Held], returned: object) -> None:
         """What the handler has returned for these, to be kept with their end."""
@@ -720,24 +1058,38 @@ class Worker:
         if self._terms.observers:
             self._observe(held.record, "completed")
 
-    def _caller(
-        self, handler: Callable[..., object], *, in_batches: bool
-    ) -> Callable[[list[Any], list[_Held]], object]:
+    def _caller(self) -> Callable[[list[Any], list[_Held]], object]:
         """The handler, as `_run` calls it."""
-        with_context = _takes_context(handler)
+        handler, in_batches, with_context = self._handler, self._in_batches, self._with_context
 
         def call(values: list[Any], unit: list[_Held]) -> object:
             if not with_context:
                 result = handler(values if in_batches else values[0])
             else:
-                contexts = [Context(held, self._storage, self._terms, self._lock) for held in unit]
+                contexts = self._contexts(unit)
                 result = handler(values, contexts) if in_batches else handler(values[0], contexts[0])
             if type(result) is CoroutineType:
                 result.close()
                 raise TypeError(_ASYNC)
             return result
 
-        return call
+        def call_async(values: list[Any], unit: list[_Held]) -> object:
+            import asyncio
+
+            return asyncio.run(self._coroutine(values, unit))
+
+        return call_async if is_async(handler) else call
+
+    def _coroutine(self, values: list[Any], unit: list[_Held]) -> Coroutine[Any, Any, object]:
+        """The call of an async handler."""
+        data = values if self._in_batches else values[0]
+        if not self._with_context:
+            return cast("Coroutine[Any, Any, object]", self._handler(data))
+        contexts = [AsyncContext(context, self._hops) for context in self._contexts(unit)]
+        return cast("Coroutine[Any, Any, object]", self._handler(data, contexts if self._in_batches else contexts[0]))
+
+    def _contexts(self, unit: list[_Held]) -> list[Context]:
+        return [Context(held, self._storage, self._terms, self._lock) for held in unit]
 
     # The heartbeat
 
@@ -803,6 +1155,9 @@ class Worker:
                     self._chores.wait(max(upkeep_at - monotonic(), 0))
             now = monotonic()
             if now >= upkeep_at and not self._closing:
+                if self._children is not None and self._children.look():
+                    with self._lock:
+                        self._work.notify_all()  # One of them is to start another.
                 self._upkeep(everything=now >= round_at)
                 round_at = round_at if now < round_at else now + _ROUND_S
             if now >= upkeep_at:
@@ -811,9 +1166,14 @@ class Worker:
         self._end()
 
     def _end(self) -> None:
+        if self._children is not None:
+            self._children.close()
         with self._lock:
             self._ended.set()
             self._beats.notify()
+        if self._coroutines is not None:
+            self._coroutines.close()
+            self._hops.close()
         self._events.put(None)
         self._listener.close()
 
@@ -828,6 +1188,7 @@ class Worker:
         busy = not self._idle and not self._listening and not self._exchanging
         if self._buffer and busy and now - self._buffered_at >= _HOARD_S:
             self._give_back()
+            self._call_one()
         self._armed = bool(self._buffer or self._well or self._badly)
 
     def _wind_up(self) -> bool:
@@ -994,15 +1355,18 @@ class Worker:
             return event is None
 
 
-_ASYNC = "the handler is async, and these are threads: call asyncio.run() in the handler"
+_ASYNC = "the handler gave a coroutine, though it is no async function: declare it with `async def`, or await it inside"
+
+
+def is_async(handler: Callable[..., object]) -> bool:
+    """Whether to call it is to get a coroutine."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def _takes_context(handler: Callable[..., object]) -> bool:
     """Whether it is to be called with a `Context` too: its second argument has no default, or is named "context"."""
     if not callable(handler):
         raise TypeError(f"handler={handler!r} cannot be called")
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
-        raise TypeError(_ASYNC)
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):
