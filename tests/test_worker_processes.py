@@ -79,6 +79,19 @@ run(queue.process(handler))
 """
 )
 
+# One of its jobs kills whoever runs it.
+DEADLY = (
+    BEGINNING
+    + """
+def handler(data):
+    if data == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    tell("ran", data)
+
+run(queue.process(handler))
+"""
+)
+
 STUBBORN = (
     BEGINNING
     + """
@@ -222,6 +235,18 @@ def test_the_jobs_of_a_killed_worker_run_again_within_seconds(workers: Workers, 
     workers.open("a")
     workers.open("b")
     assert comes_true(lambda: queue.stats() == Counts())
+
+
+def test_a_job_that_kills_its_workers_takes_no_other_along(workers: Workers, queue: Queue[Any]) -> None:
+    for _ in range(4):
+        workers.start(DEADLY)
+    assert comes_true(lambda: workers.told().count("up") == 4)
+
+    queue.add_many([*range(1500), "deadly", *range(1500, 3000)])
+
+    assert comes_true(lambda: queue.stats() == Counts(failed=1))
+    assert [(job.data, job.attempts) for job in queue.dead_letters()] == [("deadly", 3)]
+    assert {f"ran {number}" for number in range(3000)} <= set(workers.told())
 
 
 def test_a_busy_worker_takes_over_the_jobs_of_a_killed_one(workers: Workers, queue: Queue[Any]) -> None:

@@ -132,7 +132,7 @@ class JobRecord(NamedTuple):
         max_attempts: None is without limit.
         token: The current lease's, or None when it is not active.
         lease_until_ms: When the lease ends, on the wall clock as it goes now; None when not active.
-        claimed_at_ms: When it was claimed last, or None.
+        claimed_at_ms: When it was claimed last, or None; claims that were given back do not count.
         ended_at_ms: When it came to its end, or None.
         encoding: As in `JobSpec`.
         error: Why it failed the last time; it stays when the job is tried again. None when it never failed.
@@ -168,6 +168,11 @@ class JobRecord(NamedTuple):
             msg = f"job {self.id} is {self.state}, not active: there is no lease to settle"
             raise ValueError(msg)
         return Lease(self.id, self.token)
+
+    @property
+    def has_lapsed(self) -> bool:
+        """Whether the last of its attempts that ended did so since its worker vanished: the job may be why."""
+        return bool(self.history) and self.history[-1].outcome == "lapsed"
 
 
 class Holder(NamedTuple):

@@ -59,8 +59,9 @@ class Jobs(Protocol):
 
         What has become due stays due, though the wall clock is set back. Leases that have run out are taken
         back first, and so are those of this machine's dead processes: such a job becomes pending again in its
-        old place, or failed with reason "lapsed" when its attempts are spent. Answers ``[]`` when nothing is
-        due, or the queues are paused.
+        old place, or failed with reason "lapsed" when its attempts are spent. From then on it is claimed alone,
+        whatever the limit: should it be what kills its workers, no other job loses its attempts along with it.
+        Answers ``[]`` when nothing is due, or the queues are paused.
         """
 
     def extend(self, leases: Sequence[Lease], lease_ms: int) -> list[bool]:

@@ -176,6 +176,7 @@ class Engine:
         self._steady = SteadyClock(self.clock)
         self.grouped: set[int] = set()  # queues known to have groups
         self.quiet: set[int] = set()  # queues whose last claim found nothing
+        self.wary: set[str] = set()  # queues whose last claim found a job that has lapsed
         self.looked: dict[int, tuple[int, int]] = {}  # when due times and leases were last looked at
         self.queue_ids: dict[str, int] = {}
         self.queue_names: dict[int, str] = {}
@@ -711,6 +712,7 @@ class Engine:
         self.queue_names.clear()
         self.grouped.clear()
         self.quiet.clear()
+        self.wary.clear()
         self.looked.clear()
         self._registered = False
 

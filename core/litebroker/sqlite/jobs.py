@@ -141,14 +141,18 @@ class JobVerbs(Session):
         if ungrouped:
             # Another process has made the first groups of these.
             self._engine.grouped.update(queue for _name, queue in ungrouped)
-            claimed += self._claim_of(ungrouped, limit - len(claimed), lease_ms)[0]
+            claimed += self._claim_of(ungrouped, limit - len(claimed), lease_ms, alone=not claimed)[0]
         self._pass_on(wanted, claimed, limit, joined=joined)
         return claimed
 
     def _claim_of(
-        self, wanted: list[tuple[str, int]], limit: int, lease_ms: int
+        self, wanted: list[tuple[str, int]], limit: int, lease_ms: int, *, alone: bool = True
     ) -> tuple[list[JobRecord], list[tuple[str, int]]]:
-        """Claim from these queues; and those of them that were taken to be without groups, and are not."""
+        """Claim from these queues; and those of them that were taken to be without groups, and are not.
+
+        Args:
+            alone: Nothing has been claimed before: a job that has lapsed may be the first, and then the only one.
+        """
         grouped = self._engine.grouped
 
         def op(tx: Tx) -> tuple[list[JobRecord], list[tuple[str, int]]]:
@@ -159,13 +163,14 @@ class JobVerbs(Session):
                 if rest <= 0:
                     break
                 self._take_back(tx, name, queue)
-                if queue in grouped:
-                    got += self._claim_in_turns(tx, name, queue, rest, lease_ms)
-                    continue
-                found = self._claim_in_line(tx, name, queue, rest, lease_ms)
-                if len(found) < rest and tx.db.rows(sql.HAS_GROUPS, {"queue": queue}):
-                    mistaken.append((name, queue))
+                claim = self._claim_in_turns if queue in grouped else self._claim_in_line
+                found, met_lapsed = claim(tx, name, queue, rest, lease_ms, alone=alone and not got)
                 got += found
+                if met_lapsed:
+                    tx.wake(name, 1)  # There may be more, for another claim.
+                    break
+                if queue not in grouped and len(found) < rest and tx.db.rows(sql.HAS_GROUPS, {"queue": queue}):
+                    mistaken.append((name, queue))
             return got, mistaken
 
         single = not any(queue in grouped for _name, queue in wanted)
@@ -227,41 +232,72 @@ class JobVerbs(Session):
             "now": engine.clock.now_ms(),
         }
 
-    def _claim_in_line(self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int) -> list[JobRecord]:
-        """Claim in a queue without groups: one statement."""
+    def _claim_in_line(
+        self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int, *, alone: bool
+    ) -> tuple[list[JobRecord], bool]:
+        """Claim in a queue without groups: one statement. True, when it came to a job that has lapsed."""
+        wary = self._engine.wary
+        # Where one had lapsed, the next may have, too, and all others would only be given back.
+        most = 1 if name in wary else limit
         params = {"queue": queue, **self._lease(lease_ms)}
-        if limit == 1:
-            return self._records(tx.db, tx.db.rows(sql.CLAIM_ONE, params), name)
-        params["limit"] = limit
-        found = tx.db.rows(sql.CLAIM_MANY, params)
-        tx.pages += len(found) >> 1
-        # RETURNING promises no order (sqlite.org/lang_returning.html).
-        found.sort(key=lambda row: (-row[3], row[4], row[0]))
-        return self._records(tx.db, found, name)
+        if most == 1:
+            found = tx.db.rows(sql.CLAIM_ONE, params)
+        else:
+            found = tx.db.rows(sql.CLAIM_MANY, {**params, "limit": most})
+            tx.pages += len(found) >> 1
+            # RETURNING promises no order (sqlite.org/lang_returning.html).
+            found.sort(key=lambda row: (-row[3], row[4], row[0]))
+        records = self._records(tx.db, found, name)
+        first = next((number for number, record in enumerate(records) if record.has_lapsed), None)
+        if first is None:
+            if most < limit and records:
+                wary.discard(name)
+                more, met_lapsed = self._claim_in_line(tx, name, queue, limit - 1, lease_ms, alone=False)
+                return records + more, met_lapsed
+            return records, False
+        wary.add(name)
+        kept = 1 if alone and first == 0 else first
+        rest = [record.id for record in records[kept:]]
+        if rest:
+            tx.db.rows(
+                sql.RELEASE, {"token": params["token"], "ids": rows.ids(rest), "steady": self._engine.steady_ms()}
+            )
+        return records[:kept], True
 
-    def _claim_in_turns(self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int) -> list[JobRecord]:
-        """Claim in a queue with groups: streams that have jobs and are below their concurrency take turns."""
+    def _claim_in_turns(
+        self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int, *, alone: bool
+    ) -> tuple[list[JobRecord], bool]:
+        """Claim in a queue with groups: streams that have jobs and are below their concurrency take turns.
+
+        True, when it came to a job that has lapsed.
+        """
         db = tx.db
         paused, turn, ungrouped_turn = db.rows(sql.QUEUE_TURNS, {"queue": queue})[0]
         if paused is not None:
-            return []
+            return [], False
         found: list[Row] = []
-        while len(found) < limit:
+        has_lapsed = 0
+        while len(found) < limit and not has_lapsed:
             group = db.rows(sql.NEXT_STREAM, {"queue": queue})
             head = db.rows(sql.HEAD_OF_UNGROUPED, {"queue": queue})
             if not group and not head:
                 break
-            turn += 1
-            if head and (not group or ungrouped_turn <= group[0][1]):
-                ungrouped_turn = turn
-            else:
+            of_group = not head or (group and group[0][1] < ungrouped_turn)
+            if of_group:
                 head = db.rows(sql.HEAD_OF_GROUP, {"grp": group[0][0]})
+            ((job_id, has_lapsed),) = head
+            if has_lapsed and (found or not alone):
+                break
+            turn += 1
+            if of_group:
                 db.rows(sql.SET_GROUP_TURN, {"grp": group[0][0], "turn": turn})
-            found += db.rows(sql.CLAIM_BY_ID, {"id": head[0][0], **self._lease(lease_ms)})
+            else:
+                ungrouped_turn = turn
+            found += db.rows(sql.CLAIM_BY_ID, {"id": job_id, **self._lease(lease_ms)})
         if found:
             db.rows(sql.SET_QUEUE_TURNS, {"queue": queue, "turn": turn, "ungrouped_turn": ungrouped_turn})
             tx.pages += len(found)
-        return self._records(db, found, name)
+        return self._records(db, found, name), bool(has_lapsed)
 
     # -- settling --
 

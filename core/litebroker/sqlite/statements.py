@@ -146,12 +146,14 @@ NEXT_STREAM = (
     "select id, turn from litebroker_group where ready > 0 and active < concurrency and queue = +:queue"
     " order by turn limit 1"
 )
+# Whether the last attempt that ended has lapsed.
+_HAS_LAPSED = "history is not null and json_extract(history, '$[#-1][4]') = 'lapsed'"
 HEAD_OF_UNGROUPED = (
-    "select id from litebroker_job where state = 0 and grp is null and queue = +:queue"
+    f"select id, {_HAS_LAPSED} from litebroker_job where state = 0 and grp is null and queue = +:queue"
     " order by priority desc, due_at_ms limit 1"
 )
 HEAD_OF_GROUP = (
-    "select id from litebroker_job where state = 0 and grp is not null and grp = +:grp"
+    f"select id, {_HAS_LAPSED} from litebroker_job where state = 0 and grp is not null and grp = +:grp"
     " order by priority desc, due_at_ms limit 1"
 )
 SET_GROUP_TURN = "update litebroker_group set turn = :turn where id = :grp"
@@ -211,12 +213,17 @@ FAIL = (
     f" history = {_logged(_FAILED_OR_RETRIED, ':message')}"
     f" where id = :id and {_CURRENT} returning state, queue"
 )
+# As if it had not been claimed, so that the time of the claim is again that of the last attempt that counts.
+_UNCLAIMED = (
+    f"attempts = attempts - 1, token = {NO_TOKEN},"
+    " claimed_at_ms = coalesce(json_extract(history, '$[#-1][1]'), created_at_ms)"
+)
 RELEASE = (
-    f"update litebroker_job set state = 0, attempts = attempts - 1, token = {NO_TOKEN}"
+    f"update litebroker_job set state = 0, {_UNCLAIMED}"
     f" where id in (select value from json_each(:ids)) and {_CURRENT} returning id, queue"
 )
 RELEASE_LATER = (
-    f"update litebroker_job set state = 2, attempts = attempts - 1, token = {NO_TOKEN}, due_at_ms = :due"
+    f"update litebroker_job set state = 2, {_UNCLAIMED}, due_at_ms = :due"
     f" where id in (select value from json_each(:ids)) and {_CURRENT} returning id, queue"
 )
 

@@ -243,7 +243,12 @@ class ModelStorage:
                     continue
                 self._promote(name)
                 while len(claimed) < limit and (job := self._next_in_turn(name)) is not None:
+                    has_lapsed = self._record(job).has_lapsed
+                    if has_lapsed and claimed:
+                        return claimed
                     claimed.append(self._lease(job, lease_ms))
+                    if has_lapsed:
+                        return claimed
         return claimed
 
     def _next_in_turn(self, queue: str) -> _Job | None:
@@ -301,7 +306,8 @@ class ModelStorage:
 
     def release(self, leases: Sequence[Lease], *, delay_ms: int | None = None) -> list[bool]:
         def release(job: _Job) -> None:
-            given_back = replace(job, attempts=job.attempts - 1)
+            claimed_at_ms = job.history[-1].started_at_ms if job.history else None
+            given_back = replace(job, attempts=job.attempts - 1, claimed_at_ms=claimed_at_ms)
             if delay_ms is None:
                 self._become_pending(given_back, due=True)
             else:

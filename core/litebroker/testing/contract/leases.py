@@ -321,7 +321,67 @@ class Leases(Contract):
         failed = storage.recover()
 
         assert sorted(ids_of(failed)) == [each.id for each in added[::2]]
-        assert ids_of(claim(storage, limit=600)) == [each.id for each in added[1::2]]
+        assert ids_of(storage.page("q", State.PENDING, limit=600)) == [each.id for each in added[1::2]]
+
+    def test_a_job_that_lapsed_is_claimed_alone(self, storage: Storage, clock: ManualClock) -> None:
+        lapsed = [add(storage), add(storage)]
+        claim(storage, limit=2)
+        clock.advance(LEASE_S)
+        fresh = [add(storage), add(storage)]
+
+        claims = [ids_of(claim(storage, limit=10)) for _ in range(4)]
+
+        assert claims == [[lapsed[0]], [lapsed[1]], fresh, []]
+
+    def test_what_stands_before_a_job_that_lapsed_is_claimed_without_it(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        lapsed = add(storage)
+        claim_one(storage)
+        clock.advance(LEASE_S)
+        ahead = [add(storage, priority=1), add(storage, priority=1)]
+        behind = add(storage)
+
+        claims = [ids_of(claim(storage, limit=10)) for _ in range(3)]
+
+        assert claims == [ahead, [lapsed], [behind]]
+
+    def test_who_killed_its_worker_takes_no_other_job_along(self, storage: Storage, clock: ManualClock) -> None:
+        killer = add(storage, max_attempts=3)
+        others = [add(storage, max_attempts=3) for _ in range(8)]
+
+        for _ in range(30):  # Each worker dies at once when it has the killer, and else does what it has got.
+            jobs = claim(storage, limit=5)
+            if killer in ids_of(jobs):
+                clock.advance(LEASE_S)
+            else:
+                storage.complete([job.lease for job in jobs], keep=True)
+
+        assert get(storage, killer).state is State.FAILED
+        assert {get(storage, job_id).state for job_id in others} == {State.COMPLETED}
+
+    def test_a_job_that_lapsed_in_another_queue_is_claimed_alone_too(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        lapsed = add(storage, "b", group="g")
+        claim_one(storage, "b")
+        clock.advance(LEASE_S)
+        fresh = add(storage, "a")
+
+        claims = [ids_of(storage.claim(["a", "b"], limit=10, lease_ms=LEASE_MS)) for _ in range(2)]
+
+        assert claims == [[fresh], [lapsed]]
+
+    def test_to_set_a_job_apart_costs_the_others_no_attempt(self, storage: Storage, clock: ManualClock) -> None:
+        add(storage, max_attempts=2)
+        claim_one(storage)
+        clock.advance(LEASE_S)
+        other = add(storage, max_attempts=1)
+
+        claim(storage, limit=10)
+
+        assert get(storage, other).attempts == 0
+        assert ids_of(claim(storage, limit=10)) == [other]
 
     def test_without_a_limit_a_job_never_runs_out_of_attempts(self, storage: Storage, clock: ManualClock) -> None:
         add(storage, max_attempts=None)
