@@ -287,12 +287,10 @@ class _Import:
         )
 
     def _count(self, batch: Sequence[bytes]) -> None:
-        size = 0
-        for line in batch:
-            self._digest.update(line)
-            size += len(line)
+        whole = b"".join(batch)
+        self._digest.update(whole)
         self._number += len(batch)
-        self._on_lines(len(batch), size)
+        self._on_lines(len(batch), len(whole))
 
     def _advice(self) -> str:
         if self._storage is None:
