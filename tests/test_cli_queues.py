@@ -81,7 +81,7 @@ def test_rates_are_told_from_what_came_and_went_between_two_looks(queue: Queue[A
     flow = Flow(queue.storage)
     first = flow.rates({"work": queue.stats()})
     queue.add_many(range(7))
-    flow.wait(0.001)
+    flow.note()
     jobs = queue.claim(8)
     for job in jobs[:4]:
         queue.complete(job)
@@ -94,6 +94,23 @@ def test_rates_are_told_from_what_came_and_went_between_two_looks(queue: Queue[A
     assert first == {}
     assert rates.added / rates.failed == pytest.approx(7 / 2)
     assert rates.completed / rates.failed == pytest.approx(4 / 2)
+
+
+def test_what_is_added_while_it_is_counted_does_not_look_completed(queue: Queue[Any]) -> None:
+    queue.add(0)
+    flow = Flow(queue.storage)
+    flow.rates({"work": queue.stats()})
+    flow.note()
+    queue.add_many(range(6))  # a moment after the note, and before the count
+
+    at_once = flow.rates({"work": queue.stats()})["work"]
+    flow.note()
+    queue.complete(queue.claim()[0])
+    afterwards = flow.rates({"work": queue.stats()})["work"]
+
+    assert (at_once.added, at_once.completed) == (0, 0)
+    assert afterwards.added > 0
+    assert afterwards.completed / afterwards.added == pytest.approx(1 / 6)
 
 
 def test_jobs_that_are_kept_when_completed_count_alike(command: Command) -> None:
@@ -114,12 +131,12 @@ def test_jobs_that_are_kept_when_completed_count_alike(command: Command) -> None
 
 
 def test_a_job_that_comes_and_goes_between_two_looks_counts_where_a_sample_has_seen_it(queue: Queue[Any]) -> None:
-    flow = Flow(queue.storage)
     queue.add(0)
+    flow = Flow(queue.storage)
     flow.rates({"work": queue.stats()})
     for number in range(4):
         queue.add(number)
-        flow.wait(0.001)
+        flow.wait(0.001)  # It looks at the end of its time, too.
         queue.complete(queue.claim()[0])
     queue.fail(queue.claim()[0], "broken", retry=False)
 
@@ -136,6 +153,7 @@ def test_dead_letters_that_retention_drops_do_not_count_as_completed(command: Co
         for job in queue.claim(2):
             queue.fail(job, "broken", retry=False)
         flow.rates({"work": queue.stats()})
+        flow.wait(0.01)
         queue.fail(queue.claim()[0], "broken", retry=False)
 
         rates = flow.rates({"work": queue.stats()})["work"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -58,6 +58,7 @@ class Flow:
         self._added: Counter[str] = Counter()
         self._unfinished: dict[str, int] = {}
         self._owed: Counter[str] = Counter()
+        self._seen: Counter[tuple[str, State]] = Counter()  # within the millisecond of the last look
         self._looked_at = 0.0
         self._looked_at_ms = 0
 
@@ -66,29 +67,41 @@ class Flow:
         ends_at = time.monotonic() + seconds
         while (left := ends_at - time.monotonic()) > 0:
             time.sleep(min(left, _SAMPLE_S))
-            self._note()
+            self.note()
 
     def rates(self, counts: Mapping[str, Counts]) -> dict[str, Rates]:
-        """Since the last call, of each queue that was there then. Call it right after counting."""
-        self._note()
+        """Since the last call, of each queue that was there then. Call it after `note` and counting, in that order.
+
+        What is added or fails in the moments between them makes it look as if fewer had been completed, never more, and
+        the next look makes up for it.
+        """
         now, now_ms = time.monotonic(), self._storage.clock.now_ms()
-        seconds, since_ms = max(now - self._looked_at, 0.001), self._looked_at_ms
+        seconds = max(now - self._looked_at, 0.001)
         found = {}
         for queue, count in counts.items():
             unfinished = count.pending + count.active
             if queue in self._unfinished:
-                failed = self._storage.ended_since(queue, State.FAILED, since_ms)
-                ended = failed + self._storage.ended_since(queue, State.CANCELLED, since_ms)
+                failed = self._ended(queue, State.FAILED, now_ms)
+                ended = failed + self._ended(queue, State.CANCELLED, now_ms)
                 gone = self._unfinished[queue] + self._added[queue] - unfinished - ended + self._owed[queue]
-                # What is counted a moment before it is seen to be added, makes it negative; the next look is owed that.
                 self._owed[queue] = min(gone, 0)
                 found[queue] = Rates(self._added[queue] / seconds, max(gone, 0) / seconds, failed / seconds)
+            else:
+                for state in (State.FAILED, State.CANCELLED):
+                    self._seen[queue, state] = self._storage.ended_since(queue, state, now_ms)
             self._unfinished[queue] = unfinished
         self._added.clear()
         self._looked_at, self._looked_at_ms = now, now_ms
         return found
 
-    def _note(self) -> None:
+    def _ended(self, queue: str, state: State, now_ms: int) -> int:
+        """How many came to this end that no look before has seen."""
+        seen = self._seen[queue, state]
+        self._seen[queue, state] = self._storage.ended_since(queue, state, now_ms)
+        return max(self._storage.ended_since(queue, state, self._looked_at_ms) - seen, 0)
+
+    def note(self) -> None:
+        """See what has been added."""
         while True:
             seen = self._storage.arrivals(self._latest, limit=_PAGE)
             self._latest = seen.latest
@@ -138,11 +151,12 @@ def repeat(
             live.update(Group(laid_out(console, head, seen.rows), foot), refresh=True)
 
 
-def _numbers(flow: Flow, interval: float, count: int | None) -> Any:
+def _numbers(flow: Flow, interval: float, count: int | None) -> Iterator[int]:
     number = 0
     while count is None or number < count:
         if number:
             flow.wait(interval)
+        flow.note()
         yield number
         number += 1
 
