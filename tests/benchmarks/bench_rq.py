@@ -20,11 +20,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import redis
-import rq
-from tests.rq import tasks
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [str(ROOT), str(ROOT / "core"), str(ROOT / "integrations")]
+sys.path[:0] = SOURCES
 
-from litebroker_rq import connect
+import redis  # noqa: E402
+import rq  # noqa: E402
+from tests.rq import tasks  # noqa: E402
+
+from litebroker_rq import connect  # noqa: E402
 
 Client = Callable[[], redis.Redis]
 
@@ -85,7 +89,8 @@ def idle_worker(environment: dict[str, str], client: Client, folder: Path) -> tu
     """Of a worker that waits: milliseconds from enqueue to start, in the median; and its CPU, in percent of a core."""
     queue = rq.Queue(connection=client())
     command = [sys.executable, "-m", "rq.cli", "worker", "--quiet", "-w", "rq.SimpleWorker"]
-    with subprocess.Popen(command, env={**os.environ, **environment}, cwd=folder) as worker:
+    environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(SOURCES)}
+    with subprocess.Popen(command, env=environment, cwd=folder) as worker:
         try:
             delays = []
             for _ in range(30):
