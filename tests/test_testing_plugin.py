@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from litebroker import (
+    AsyncContext,
     Backoff,
     Context,
     Counts,
@@ -187,13 +189,16 @@ def test_drain_fires_the_schedules_that_are_due(queue: Queue[Any], clock: Manual
 def test_drain_runs_async_handlers(queue: Queue[Any]) -> None:
     seen: list[Any] = []
 
-    async def handler(data: Any, context: Context) -> None:
+    async def handler(data: Any, context: AsyncContext) -> None:
+        await asyncio.sleep(0)
         seen.append((data, context.attempt, current_job() is not None))
+        await context.complete(then=[data - 1] if data else [])
 
     queue.add(1)
-    drain(queue, handler)
+    drained = drain(queue, handler)
 
-    assert seen == [(1, 1, True)]
+    assert seen == [(1, 1, True), (0, 1, True)]
+    assert drained.completed == 2
 
 
 def test_after_drain_results_are_there(storage: SQLiteStorage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from litebroker import Backoff, Context, Group, GroupConflictError, NewJob, Queue, SQLiteStorage
+from litebroker import Backoff, Context, Group, GroupConflictError, NewJob, Queue, SQLiteStorage, current_job
 from litebroker.testing import ManualClock, drain
 from litebroker.tracing import Tracing
 
@@ -177,6 +178,42 @@ def test_a_handler_of_several_jobs_is_linked_to_each(tmp_path: Path, spans: Span
     process = spans.the("process emails")
     assert process.parent is None
     assert {link.context.span_id for link in process.links} == {id_of(span) for span in spans.named("add emails")}
+
+
+def test_async_handlers_that_run_at_once_are_each_in_a_trace_of_their_own(tmp_path: Path, spans: Spans) -> None:
+    tracer = spans.provider.get_tracer("shop")
+    running: list[int] = []
+    together = asyncio.Event()
+    done = threading.Semaphore(0)
+
+    async def handler(_: Any) -> None:
+        job = current_job()
+        assert job
+        running.append(job.id)
+        if len(running) == 2:
+            together.set()
+        await together.wait()
+        with tracer.start_as_current_span(f"smtp {job.id}"):
+            await asyncio.sleep(0)
+        assert current_job() is job
+        done.release()
+
+    with Queue("emails", tmp_path / "async.db", durability="relaxed") as queue:
+        queue.observe(Tracing(spans.provider))
+        jobs = [queue.add(1), queue.add(2)]
+        worker = queue.process(handler, concurrency=2)
+        assert done.acquire(timeout=30)
+        assert done.acquire(timeout=30)
+        worker.close()
+
+    processes = {id_of(span): span for span in spans.named("process emails")}
+    assert len(processes) == 2
+    for job in jobs:
+        inner = spans.the(f"smtp {job.id}")
+        outer = processes[parent_of(inner) or 0]
+        assert outer.attributes
+        assert outer.attributes["messaging.message.id"] == str(job.id)
+        assert f"{trace_of(outer):032x}" in job.headers["traceparent"]
 
 
 def test_a_job_that_brings_its_trace_keeps_it(queue: Queue[Any], spans: Spans) -> None:

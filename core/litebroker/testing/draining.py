@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,7 +93,7 @@ def drain(
         on_error=lambda error, _: drained.errors.append(error),
         observers=[*terms.observers, _Count(drained)],
     )
-    with Worker(storage, terms, _here(handler)) as worker:
+    with Worker(storage, terms, handler) as worker:
         while True:
             drained.errors.extend(terms.fire_schedules(storage))
             ran = worker.step()
@@ -107,18 +104,6 @@ def drain(
                 raise AssertionError(f"queue {queue.name!r} is not empty after {at_most} attempts; {queue.stats()}")
             if not ran and not (delayed and isinstance(clock, ManualClock) and _go_on(queue, clock)):
                 return drained
-
-
-def _here(handler: Callable[..., object]) -> Callable[..., object]:
-    """The handler; an async one as a function that runs it to its end."""
-    if not inspect.iscoroutinefunction(handler):
-        return handler
-
-    @functools.wraps(handler)
-    def run(*args: Any) -> object:
-        return asyncio.run(handler(*args))
-
-    return run
 
 
 def _go_on(queue: Queue[Any], clock: ManualClock) -> bool:
