@@ -43,7 +43,7 @@ class StorageCollector(Collector):
     """What is in a storage, read at each scrape: in short reads, which keep nobody waiting.
 
     To be registered once for each file, in whatever process: every process sees the same. It counts, which takes
-    about 5 ms for 100,000 jobs.
+    about 10 ms for 100,000 jobs.
 
     * ``litebroker_up``: 1, or 0 when the storage could not be read. Then the others are missing, and the log says why.
     * ``litebroker_jobs{queue, state}``: how many jobs are ready, delayed, active, completed, failed and cancelled.
