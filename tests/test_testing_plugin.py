@@ -373,6 +373,24 @@ def test_a_worker_of_a_redirected_queue_ends_with_the_redirection(storage: SQLit
     assert storage.counts("emails") == Counts()
 
 
+def test_results_of_a_redirected_queue_are_waited_for_where_they_are(storage: SQLiteStorage, tmp_path: Path) -> None:
+    queue: Queue[Any] = Queue("sums", tmp_path / "own.db", results=60)
+
+    with redirected(queue, to=storage):
+        drained = queue.add(1)
+        drain(queue, lambda data: data + 1)
+        worked = queue.add(2)
+        queue.process(lambda data: data + 1)
+
+        assert drained.result(0) == 2
+        assert worked.result(20) == 3
+
+    queue.add(1)
+    queue.process(lambda data: data + 10)
+    assert queue.add(2).result(20) == 12
+    queue.close()
+
+
 # The plugin
 
 

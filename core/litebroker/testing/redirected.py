@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from litebroker.queue import Queue
+from litebroker.results import Results
 from litebroker.storage import Storage
 
 
@@ -33,6 +34,7 @@ def redirected(*queues: Queue[Any], to: Storage) -> Iterator[None]:
 def _one_redirected(queue: Queue[Any], storage: Storage) -> Iterator[None]:
     before = dict(vars(queue))
     queue._set_bound(storage)
+    queue._results = Results(storage, queue.name, queue._terms.decode)
     queue._upkeep_at_ms = dict.fromkeys(queue._upkeep_at_ms, 0)  # The storages may have different clocks.
     try:
         yield
