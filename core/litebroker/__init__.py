@@ -14,6 +14,7 @@ from litebroker.arguments import Group, NewJob, Retention, duration_ms
 from litebroker.backoff import Backoff
 from litebroker.clock import Clock, SystemClock
 from litebroker.errors import (
+    ChildError,
     DatabaseBusyError,
     DatabaseCorruptError,
     DatabaseFullError,
@@ -30,6 +31,8 @@ from litebroker.errors import (
     NotInstalledError,
     PayloadError,
     PayloadTooLargeError,
+    ProcessDiedError,
+    ProcessStartError,
     ResultError,
     ResultExpiredError,
     ResultNotKeptError,
@@ -80,6 +83,7 @@ __all__ = [
     "AsyncContext",
     "Attempt",
     "Backoff",
+    "ChildError",
     "Clock",
     "Content",
     "Context",
@@ -118,6 +122,8 @@ __all__ = [
     "Options",
     "PayloadError",
     "PayloadTooLargeError",
+    "ProcessDiedError",
+    "ProcessStartError",
     "Progress",
     "Queue",
     "QueueInfo",

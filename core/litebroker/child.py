@@ -26,6 +26,7 @@ from litebroker.failures import job_error
 from litebroker.jobs import JobError, JobSpec
 from litebroker.observers import running_job
 from litebroker.results import report
+from litebroker.sqlite import SQLiteStorage
 from litebroker.storage import Storage
 from litebroker.terms import Terms
 from litebroker.worker import AsyncContext, Context, is_async
@@ -48,9 +49,7 @@ def main() -> None:
     _set_signals(stacks)
     _end_with_parent(life)
     forks = _Forks(channel)
-    os.register_at_fork(
-        before=forks.before, after_in_parent=forks.after_in_parent, after_in_child=forks.after_in_child
-    )
+    os.register_at_fork(before=forks.before, after_in_parent=forks.after_in_parent, after_in_child=forks.after_in_child)
     child = _Child(Channel(channel), bell)
     with suppress(EOFError, ConnectionError):  # The parent has gone, which the other thread sees, too.
         if child.begin():
@@ -120,6 +119,7 @@ class _Child:
         self._number = 0  # of the latest call,
         self._unit: list[Held] = []  # and its jobs.
         self._cancelled: set[tuple[int, int]] = set()
+        self._location = ""
         self._handler: Callable[..., object] = print
         self._terms = cast("Terms", None)
         self._in_batches = self._with_context = self._weighs = False
@@ -127,7 +127,9 @@ class _Child:
 
     def begin(self) -> bool:
         """Load the handler, and say so. False, and said, where that is not possible."""
-        pickled, self._in_batches, self._with_context, self._weighs, module, path, argv = self._receive()
+        pickled, self._location, self._in_batches, self._with_context, self._weighs, module, path, argv = (
+            self._receive()
+        )
         sys.path[:] = path
         sys.argv[:] = argv
         try:
@@ -153,7 +155,7 @@ class _Child:
         return True
 
     def _run(self, unit: list[Held]) -> None:
-        errand = _Errand(self._channel)
+        errand = _Errand(self._channel, self._location)
         failures: list[tuple[int, str, tuple[Any, ...]]] = []
         values: list[Any] = []
         contexts: list[Context] = []
@@ -254,9 +256,14 @@ class _Child:
 
 
 class _Errand:
-    """What the handler has the parent do for its jobs while it runs, from any of its threads."""
+    """What the handler has the parent do for its jobs while it runs, from any of its threads.
 
-    def __init__(self, channel: Channel) -> None:
+    Attributes:
+        location: Where the jobs are.
+    """
+
+    def __init__(self, channel: Channel, location: str) -> None:
+        self.location = location
         self._channel = channel
         self._lock = threading.Lock()
         self._is_over = False
@@ -324,12 +331,24 @@ class _Context(Context):
         self._errand.report(self._position, fraction, str.__str__(note))
 
     def _complete(self, specs: Sequence[JobSpec], result: bytes | None, connection: object | None) -> bool:
-        if connection is not None:
-            raise ValueError(
-                "connection=... cannot be used in a child process, where the parent completes the job:"
-                " use workers='threads', or complete() without it"
-            )
-        return bool(self._errand.ask("complete", self._position, [_plain(spec) for spec in specs], result))
+        if connection is None:
+            return bool(self._errand.ask("complete", self._position, [_plain(spec) for spec in specs], result))
+        # Whoever has the lease may. The parent has to know, since it is the one to see whether that is committed.
+        driver = "apsw" if type(connection).__module__.partition(".")[0] == "apsw" else "sqlite3"
+        storage = SQLiteStorage(self._errand.location, driver=driver, shared=True)
+        try:
+            bound = storage.bind(connection)
+            done = False
+            if self._errand.ask("settles", self._position, True, True):
+                try:
+                    done = self._terms.complete(bound, self._record, specs, result)
+                except BaseException:
+                    self._errand.ask("settles", self._position, False, False)
+                    raise
+                self._errand.ask("settles", self._position, True, done)
+        finally:
+            storage.close()
+        return done
 
     def _fail(self, failure: JobError, wait_ms: int | None) -> bool:
         return bool(self._errand.ask("fail", self._position, _plain(failure), wait_ms))

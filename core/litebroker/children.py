@@ -194,6 +194,7 @@ class Children:
         terms: Terms,
         processes: Processes,
         *,
+        location: str,
         count: int,
         in_batches: bool,
         with_context: bool,
@@ -216,6 +217,7 @@ class Children:
             _pickled(name, part)
         self._begin: Message = (
             pickle.dumps((handler, plain, processes.initializer)),
+            location,
             in_batches,
             with_context,
             self.recycle_bytes is not None,
@@ -597,6 +599,7 @@ def _packed(record: JobRecord) -> tuple[Any, ...]:
     """What a child needs of a job."""
     return (
         record.id,
+        record.token,
         record.queue,
         record.priority,
         record.attempts,
@@ -613,7 +616,21 @@ def _packed(record: JobRecord) -> tuple[Any, ...]:
 
 def unpacked(fields: tuple[Any, ...]) -> JobRecord:
     """The job, as far as a child needs it."""
-    job_id, queue, priority, attempts, max_attempts, created_at_ms, group, ref, task, encoding, headers, data = fields
+    (
+        job_id,
+        token,
+        queue,
+        priority,
+        attempts,
+        max_attempts,
+        created_at_ms,
+        group,
+        ref,
+        task,
+        encoding,
+        headers,
+        payload,
+    ) = fields
     return JobRecord(
         id=job_id,
         queue=queue,
@@ -623,7 +640,7 @@ def unpacked(fields: tuple[Any, ...]) -> JobRecord:
         attempts=attempts,
         max_attempts=max_attempts,
         created_at_ms=created_at_ms,
-        token=0,
+        token=token,
         lease_until_ms=None,
         claimed_at_ms=None,
         ended_at_ms=None,
@@ -635,7 +652,7 @@ def unpacked(fields: tuple[Any, ...]) -> JobRecord:
         headers=headers,
         error=None,
         history=(),
-        payload=data,
+        payload=payload,
     )
 
 

@@ -226,7 +226,7 @@ class ChildError(LitebrokerError):
         self.message = message
         self.stack = stack
         self.causes = causes
-        self.__cause__ = _Elsewhere(stack)
+        self.__cause__ = RemoteTraceback(stack)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         return type(self), (self.type, self.message, self.stack, self.causes), {}
@@ -272,14 +272,14 @@ class ProcessStartError(LitebrokerError):
     def __init__(self, message: str, *, stack: str = "") -> None:
         super().__init__(message)
         self.stack = stack
-        self.__cause__ = _Elsewhere(stack) if stack else None
+        self.__cause__ = RemoteTraceback(stack) if stack else None
 
 
-class _Elsewhere(Exception):  # noqa: N818 (it is no error of its own)
-    """Shows a traceback of another process above the error that it caused here."""
+class RemoteTraceback(Exception):  # noqa: N818 (it is no error, but how one looks)
+    """As the cause of an error, it shows the traceback, a text, that the error had in another process."""
 
     def __str__(self) -> str:
-        return f"in a child process:\n{self.args[0]}"
+        return f'\n"""\n{self.args[0]}\n"""'
 
 
 class GroupConflictError(LitebrokerError, ValueError):

@@ -89,7 +89,8 @@ class JobError(NamedTuple):
 
     Attributes:
         reason: The kind: "handler" (it raised), "parse" (the payload could not be read), "lapsed" (its
-            worker vanished, or its lease ran out), "rejected" (buried on purpose), or an adapter's own.
+            worker vanished, or its lease ran out), "timeout" (its handler took too long, and was ended), "crashed" (the
+            child process that ran it died), "rejected" (buried on purpose), or an adapter's own.
         type: The exception's class name, or "".
         message: One line or more, bounded.
         stack: The traceback as text, bounded, or "".

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from datetime import datetime, timezone
 from typing import Any
 
 from litebroker.failures import job_error
 from litebroker.observers import current_job
 
-__all__ = ["JSONFormatter", "JobFilter"]
+__all__ = ["JSONFormatter", "JobFilter", "log_to_stderr"]
 
+_TEXT = "%(asctime)s %(levelname)-7s [%(process)d] %(message)s"
 _FIELDS = ("queue", "job_id", "attempt", "task")
 # What every record has: anything else was given by ``extra=``.
 _ORDINARY = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", *_FIELDS}
+
+
+def log_to_stderr(level: str, *, as_json: bool = False) -> None:
+    """Log as ``litebroker worker`` and its child processes do, unless logging is configured already."""
+    logging.raiseExceptions = False  # Nobody reads the log any more: that is no reason to write more of it.
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JSONFormatter() if as_json else logging.Formatter(_TEXT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 class JobFilter(logging.Filter):

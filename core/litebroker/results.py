@@ -27,6 +27,7 @@ from litebroker.errors import (
     JobFailedError,
     JobLapsedError,
     JobRemovedError,
+    RemoteTraceback,
     ResultExpiredError,
     ResultNotKeptError,
     ResultRefusedError,
@@ -415,11 +416,6 @@ class Results:
             waiter.future.set_exception(error)
 
 
-class _RemoteTraceback(Exception):  # noqa: N818 (it is no error, but how one looks)
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}\n"""'
-
-
 def _failed(job_id: int, error: JobError) -> JobFailedError:
     what = f"{error.type}: {error.message}" if error.type else error.message or error.reason
     made = (JobLapsedError if error.reason == "lapsed" else JobFailedError)(
@@ -432,7 +428,7 @@ def _failed(job_id: int, error: JobError) -> JobFailedError:
         causes=error.causes,
     )
     if error.stack:
-        made.__cause__ = _RemoteTraceback(error.stack)
+        made.__cause__ = RemoteTraceback(error.stack)
     return made
 
 

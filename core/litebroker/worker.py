@@ -426,6 +426,7 @@ class Worker:
             self._handler,
             self._terms,
             processes,
+            location=self._storage.location,
             count=self._concurrency,
             in_batches=self._in_batches,
             with_context=self._with_context,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
 
+from litebroker.children import ended
 from litebroker.cli.shift import ECHO_S, HURRY, REFUSED, SIGNALS, STOP, UNFINISHED, UP
 
 # A process that dies is started again after this; each time later, unless it has lived for a while.
@@ -161,12 +162,12 @@ class Supervisor:
             if self._stage != _WORKS:
                 if status != 0 and process.is_up():
                     self._status = self._status or UNFINISHED
-                    _logger.warning("process %d %s", process.number, _ended(status))
+                    _logger.warning("process %d %s", process.number, ended(status))
             elif not self._proven and process.refused:
                 self._stage, self._status = _STOPS, status
             else:
                 pause = max(process.start_at - monotonic(), 0)
-                _logger.error("process %d %s; it is started again in %.1f s", process.number, _ended(status), pause)
+                _logger.error("process %d %s; it is started again in %.1f s", process.number, ended(status), pause)
 
     def _wait(self) -> None:
         """Until something happens, or is to be done."""
@@ -223,12 +224,3 @@ class Supervisor:
             signal.set_wakeup_fd(file)
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"

@@ -1,7 +1,8 @@
-"""``litebroker worker``: one process, or one that looks after several."""
+"""``litebroker worker``: one process, one that looks after several, or one that gives its jobs to child processes."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,16 +21,18 @@ from litebroker.cli import supervisor
 from litebroker.cli.options import Place, database, database_option, duration, opened, usage_errors
 from litebroker.cli.shift import REFUSED, Shift
 from litebroker.errors import LitebrokerError
-from litebroker.logs import JSONFormatter
+from litebroker.logs import log_to_stderr
 from litebroker.queue import Queue
 from litebroker.sqlite import SQLiteStorage, open_storage
-from litebroker.worker import Worker
+from litebroker.worker import Worker, is_async
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Python lets a thread that computes keep the others waiting for 5 ms at each step of theirs; a worker whose handlers
 # compute would claim and complete a few hundred jobs a second, where it does thousands so.
 _SWITCH_INTERVAL_S = 0.0005
 _LEASE_S = 30.0
-_LOG_FORMAT = "%(asctime)s %(levelname)-7s [%(process)d] %(message)s"
 _LEVELS = ("debug", "info", "warning", "error")
 
 _logger = logging.getLogger("litebroker.worker")
@@ -46,6 +49,7 @@ class _Setup:
     lease: float | None
     durability: str | None
     stop_timeout: float | None
+    children: dict[str, Any] | None  # What `Queue.process` is to know of them; None is threads.
 
 
 @click.command()
@@ -58,10 +62,22 @@ class _Setup:
     help="Work on this queue. May be given several times. Without it: on the one Queue that the module declares.",
 )
 @click.option(
-    "--concurrency", metavar="N", type=click.IntRange(1, 10_000), default=1, help="Threads for each queue; 1."
+    "--concurrency", metavar="N", type=click.IntRange(1, 10_000), default=1, help="Jobs at once of each queue; 1."
 )
 @click.option(
     "--processes", metavar="N", type=click.IntRange(1, 1000), default=1, help="Processes, each with its threads; 1."
+)
+@click.option(
+    "--isolate",
+    is_flag=True,
+    help="Run each job in one of N child processes: a crash fails that job only. The next three options imply it.",
+)
+@click.option("--time-limit", type=duration, help="End the process of a job that takes longer; the job fails.")
+@click.option(
+    "--recycle-after", metavar="N", type=click.IntRange(1), help="Replace a child process after so many jobs."
+)
+@click.option(
+    "--recycle-mb", metavar="N", type=click.IntRange(1), help="Replace one that holds so many megabytes after a job."
 )
 @click.option(
     "--batch",
@@ -89,6 +105,10 @@ def worker(
     names: tuple[str, ...],
     concurrency: int,
     processes: int,
+    isolate: bool,
+    time_limit: float | None,
+    recycle_after: int | None,
+    recycle_mb: int | None,
     batch: int | None,
     lease: float | None,
     durability: str | None,
@@ -107,21 +127,32 @@ def worker(
     SIGTERM and SIGINT (Ctrl-C) stop it: it claims no more, and waits for the jobs that run. A second signal cancels
     them. It ends with 0 when all of them ended, and with 3 when some had to be left, to be run again.
     """  # noqa: D301 (\b is click's own: it keeps the lines apart)
-    logging.raiseExceptions = False  # Nobody reads the log any more: that is no reason to write more of it.
-    log = logging.StreamHandler(sys.stderr)
-    log.setFormatter(JSONFormatter() if log_format == "json" else logging.Formatter(_LOG_FORMAT))
-    logging.basicConfig(level=log_level.upper(), handlers=[log])
+    set_up_log = functools.partial(log_to_stderr, log_level, as_json=log_format == "json")
+    set_up_log()
+    isolate = isolate or any(it is not None for it in (time_limit, recycle_after, recycle_mb))
+    if isolate and concurrency > 1:
+        message = (
+            f"--concurrency {concurrency} counts threads, and a child process runs one job at a time: give --processes"
+        )
+        raise click.UsageError(message, ctx)
+    children = {
+        "time_limit": time_limit,
+        "recycle_after": recycle_after,
+        "recycle_mb": recycle_mb,
+        "initializer": set_up_log,
+    }
     setup = _Setup(
         target=target,
         names=tuple(dict.fromkeys(names)),
-        concurrency=concurrency,
+        concurrency=processes if isolate else concurrency,
         batch=batch,
         lease=lease,
         durability=durability,
         stop_timeout=stop_timeout,
+        children=children if isolate else None,
     )
     control = supervisor.control()
-    if processes > 1 and control is None:
+    if processes > 1 and control is None and not isolate:
         command = [sys.executable, "-m", "litebroker.cli", *ctx.ensure_object(Place).args]
         return supervisor.Supervisor(command, processes, stop_timeout=stop_timeout).run()
     try:
@@ -139,22 +170,41 @@ def _work(ctx: click.Context, setup: _Setup, control: socket.socket | None) -> i
     module, handler = _load(ctx, setup.target)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with ExitStack() as stack:
+        loop = _loop(stack) if is_async(handler) and setup.children is None else None
         queues = _queues(ctx, stack, setup, module)
         with usage_errors(ctx):
-            return shift.run(lambda: [_start(queue, handler, setup) for queue in queues])
+            return shift.run(lambda: [_start(queue, handler, setup, loop) for queue in queues])
 
 
-def _start(queue: Queue[Any], handler: Callable[..., object], setup: _Setup) -> Worker:
+def _loop(stack: ExitStack) -> asyncio.AbstractEventLoop:
+    """The event loop of an async handler: one for all queues, as what the module keeps may belong to it."""
+    from litebroker.coroutines import Host  # It imports asyncio, which takes long.
+
+    host = Host("litebroker-loop")
+    stack.callback(host.close)
+    return host.start()
+
+
+def _start(
+    queue: Queue[Any], handler: Callable[..., object], setup: _Setup, loop: asyncio.AbstractEventLoop | None
+) -> Worker:
     # Said first, so that it stands above what the jobs log.
-    _logger.info("works on queue %r of %s: %s", queue.name, queue.storage.location, _described(setup))
+    _logger.info("works on queue %r of %s: %s", queue.name, queue.storage.location, _described(setup, loop))
+    options: dict[str, Any] = {"concurrency": setup.concurrency, "loop": loop}
+    if setup.children is not None:
+        options |= {"workers": "processes", **setup.children}
     if setup.batch is None:
-        return queue.process(handler, concurrency=setup.concurrency)
-    return queue.process_many(handler, batch=setup.batch, concurrency=setup.concurrency)
+        return queue.process(handler, **options)
+    return queue.process_many(handler, batch=setup.batch, **options)
 
 
-def _described(setup: _Setup) -> str:
+def _described(setup: _Setup, loop: asyncio.AbstractEventLoop | None) -> str:
     batches = "" if setup.batch is None else f", in batches of up to {setup.batch}"
-    return f"{setup.target}, {setup.concurrency} thread{'s' * (setup.concurrency > 1)}{batches}"
+    if loop is not None:
+        return f"{setup.target}, up to {setup.concurrency} at once{batches}"
+    kind = "thread" if setup.children is None else "process"
+    plural = "" if setup.concurrency == 1 else "s" if setup.children is None else "es"
+    return f"{setup.target}, {setup.concurrency} {kind}{plural}{batches}"
 
 
 def _load(ctx: click.Context, target: str) -> tuple[ModuleType, Callable[..., object]]:
