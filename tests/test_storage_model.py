@@ -424,12 +424,22 @@ class StorageMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_that_can_be_seen_is_the_same(self) -> None:
+        # First, since pages promote what is due, and this does not.
+        for job in self.jobs:
+            self.same_standing(job)
         self.agree(lambda storage, _: storage.queues())
         self.agree(lambda storage, _: storage.list_schedules())
         for space in SPACES:
             self.agree(lambda storage, _, space=space: (storage.scan(space), storage.size(space)))  # type: ignore[misc]
         for queue in QUEUES:
             self.everything_of_a_queue_is_the_same(queue)
+
+    def same_standing(self, job: Pair[int]) -> None:
+        answers = self.both(lambda storage, side: storage.standing(job[side]))
+        real = answers.real
+        if real is not None:
+            real = real._replace(holders=tuple(self.ids[holder] for holder in real.holders))
+        assert real == answers.model
 
     def everything_of_a_queue_is_the_same(self, queue: str) -> None:
         self.agree(lambda storage, _: storage.oldest_due_at_ms(queue))
