@@ -282,6 +282,21 @@ class StorageMachine(RuleBasedStateMachine):
         else:
             self.agree(lambda storage, _: storage.pause(queue, paused=how == "pause"))
 
+    @precondition(lambda self: self.jobs)
+    @rule(which=st.lists(backwards, min_size=1, max_size=3), remove=st.booleans())
+    def carry(self, which: list[int], *, remove: bool) -> None:
+        """Put jobs in that were taken out just now, or that are there still."""
+
+        def carry(storage: Storage, side: int) -> list[bool]:
+            ids = {self.jobs[-1 - each % len(self.jobs)][side] for each in which}
+            copies = [copy for copy in storage.walk_jobs() if copy.record.id in ids]
+            copies = [copy for copy in copies if copy.record.state is not State.ACTIVE]
+            if remove:
+                storage.remove([copy.record.id for copy in copies])
+            return storage.put_jobs(copies)
+
+        self.agree(carry)
+
     def recover(self, storage: Storage, side: int, wanted: list[str] | None) -> list[dict[str, Any]]:
         failed = [self.neutral(job, None if side else self.ids) for job in storage.recover(wanted)]
         return sorted(failed, key=lambda fields: int(fields["id"]))

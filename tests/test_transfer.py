@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -561,6 +563,28 @@ def test_a_reader_who_leaves_early_ends_an_export_quietly(command: Command, sour
     )
 
     assert (shell.returncode, shell.stderr) == (141, b"")
+
+
+def test_progress_is_shown_in_a_terminal_only_and_never_among_the_lines(
+    command: Command, source: SQLiteStorage
+) -> None:
+    fill(source)
+    terminal, process_side = pty.openpty()
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "litebroker.cli", "export", "--db", "source.db"],
+        cwd=command.folder,
+        stdout=subprocess.PIPE,
+        stderr=process_side,
+        env={**os.environ, "TERM": "xterm"},
+    ) as process:
+        out, _ = process.communicate(timeout=LIMIT)
+    shown = os.read(terminal, 100_000)
+    os.close(terminal)
+    os.close(process_side)
+
+    assert b"exporting" in shown
+    assert [json.loads(line)["kind"] for line in out.splitlines()][-1] == "end"
 
 
 def test_an_unknown_queue_is_no_export(command: Command, source: SQLiteStorage) -> None:
