@@ -54,8 +54,8 @@ def deaf(data):
     tell("began", data)
     time.sleep(120)
 
-async def asynchronous(data):
-    pass
+async def run_async(data):
+    tell("ran", data)
 
 THING = 5
 """
@@ -259,7 +259,6 @@ def test_a_wrong_command_line_ends_with_2(here: Here, args: list[str], message: 
         (["worker", "missing:run", "--queue", "work"], "no module 'missing'"),
         (["worker", "tasks:missing", "--queue", "work"], "has no 'missing'"),
         (["worker", "tasks:THING", "--queue", "work"], "cannot be called"),
-        (["worker", "tasks:asynchronous", "--queue", "work"], "async"),
         (["worker", "tasks:tell", "--queue", ""], "queue's name is empty"),
         (["worker", "tasks:run"], "Give --queue NAME"),
         (["worker", "tasks:run", "--queue", "work", "--concurrency", "0"], "--concurrency"),
@@ -655,6 +654,16 @@ def test_threads_that_compute_leave_a_worker_its_turns(command: Command, queue: 
 
     assert comes_true(lambda: bool(command.told()))
     assert float(command.told()[0]) == pytest.approx(0.0005)
+    end(process)
+
+
+@pytest.mark.parametrize("options", [[], ["--isolate"]])
+def test_a_worker_runs_an_async_handler(command: Command, queue: Queue[Any], options: list[str]) -> None:
+    queue.add("a")
+
+    process = command.start("worker", "tasks:run_async", "--queue", "work", *options)
+
+    assert comes_true(lambda: command.told() == ["ran a"])
     end(process)
 
 
