@@ -391,6 +391,15 @@ def test_results_of_a_redirected_queue_are_waited_for_where_they_are(storage: SQ
     queue.close()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [lambda it: drain(it, print), assert_enqueued, lambda it: redirected(it, to=SQLiteStorage(":memory:")).__enter__()],
+)
+def test_what_is_no_queue_is_refused(call: Any) -> None:
+    with pytest.raises(TypeError, match="'emails' is no Queue"):
+        call("emails")
+
+
 # The plugin
 
 

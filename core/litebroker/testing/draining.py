@@ -10,6 +10,7 @@ from litebroker.jobs import JobRecord, State
 from litebroker.observers import Observer, Outcome
 from litebroker.queue import Queue
 from litebroker.testing.clock import ManualClock
+from litebroker.testing.redirected import checked
 from litebroker.worker import Worker
 
 # Whoever stops in a debugger keeps the job: no heartbeat renews its lease here.
@@ -78,6 +79,7 @@ def drain(
         TypeError: ``delayed`` was asked for, and the storage does not have a `ManualClock`.
     """
     __tracebackhide__ = True
+    checked(queue)
     storage = queue.storage
     clock = storage.clock
     if delayed and not isinstance(clock, ManualClock):

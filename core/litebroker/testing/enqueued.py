@@ -9,6 +9,7 @@ from typing import Any
 from litebroker.arguments import duration_ms, instant_ms, whole_number
 from litebroker.jobs import State
 from litebroker.queue import Job, Queue
+from litebroker.testing.redirected import checked
 
 _ANY: Any = object()
 _SHOWN = 20
@@ -41,6 +42,7 @@ def assert_enqueued(
         AssertionError: There is none, or not so many. The message lists what there is.
     """
     __tracebackhide__ = True
+    checked(queue)
     wanted = _wanted(
         data=data,
         task=task,

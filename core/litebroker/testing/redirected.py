@@ -20,10 +20,15 @@ def redirected(*queues: Queue[Any], to: Storage) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for queue in queues:
-            if not isinstance(queue, Queue):
-                raise TypeError(f"{queue!r} is no Queue")
-            stack.enter_context(_one_redirected(queue, to))
+            stack.enter_context(_one_redirected(checked(queue), to))
         yield
+
+
+def checked(queue: Queue[Any]) -> Queue[Any]:
+    """The queue itself. Raises ``TypeError`` where it is something else."""
+    if not isinstance(queue, Queue):
+        raise TypeError(f"{queue!r} is no Queue; of an AsyncQueue, give its attribute sync")
+    return queue
 
 
 # It is the same object with another storage beneath: whoever has it, has it there.
