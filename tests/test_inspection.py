@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,7 +258,27 @@ def test_a_filter_of_what_is_not_there_is_refused(
         inspection.jobs(where)
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "AAAA", "WyJxIiwicGVuZGluZyIsIiIsWzFdXQ", "é", "WzEsMiwzLDRd"])
+def cursor_of(*place: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "x",
+        "é",
+        "AAAA",
+        cursor_of(1, 2, 3, 4),
+        cursor_of("q", "pending", "", [1]),
+        cursor_of("q", "broken", "", [1, 0, 0, None, None, None]),
+        cursor_of("q", "pending", "", [1, {}, 0, None, None, None]),
+        cursor_of("q", "pending", "", [2**70, 0, 0, None, None, None]),
+        cursor_of("q", "pending", "", [1, 0, 0, 7, None, None]),
+        base64.urlsafe_b64encode(b"[" * 100_000).decode(),
+    ],
+    ids=range(11),
+)
 def test_what_is_no_cursor_is_refused(storage: Storage, inspection: Inspection, cursor: str) -> None:
     add(storage)
 

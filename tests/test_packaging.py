@@ -126,6 +126,21 @@ print(command.value)
     assert (installed.parent / "litebroker").exists()
 
 
+def test_tools_find_the_inspector_of_each_adapter(installed: Path) -> None:
+    script = """
+import importlib.metadata, importlib.util
+for entry in sorted(importlib.metadata.entry_points(group="litebroker.inspectors")):
+    (folder,) = importlib.util.find_spec(entry.value.partition(".")[0]).submodule_search_locations
+    source = open(folder + "/inspector.py")
+    assert f"class {entry.attr}(Inspector)" in source.read(), entry
+    print(entry.name)
+"""
+
+    result = subprocess.run([installed, "-c", script], capture_output=True, text=True, check=True, env=CLEAN)
+
+    assert result.stdout.split() == ["dramatiq", "huey", "rq"]
+
+
 def test_mypy_sees_the_payload_type_of_an_installed_queue(installed: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -11,7 +11,6 @@ million of them.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ _ENGINE = ""
 # One look reads so many jobs at most. Each may have an error of many kilobytes with it.
 _LOOK = 250
 _LARGEST_ID = (1 << 63) - 1
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,12 +403,20 @@ def _cursor(place: _Place) -> str:
 
 
 def _place(cursor: str) -> _Place:
+    """What a cursor says. It comes from outside, so that nothing in it is taken for granted."""
     try:
-        found = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        queue, state, keeper, position = found
-        place = _Place(queue, State(state), keeper, position)
-        if keeper == _ENGINE:
-            _marker(queue, place.state, position)
-    except (ValueError, TypeError, binascii.Error):
-        raise ValueError(f"{cursor!r} is no cursor: give one that a listing has printed") from None
-    return place
+        queue, state, keeper, position = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        place = _Place(str(queue), State(state), str(keeper), position)
+        if place.keeper != _ENGINE or _is_position(*position):
+            return place
+    except (ValueError, TypeError, RecursionError):
+        pass
+    shown = repr(cursor) if len(cursor) <= _SHOWN else f"{cursor[:_SHOWN]!r}..."
+    raise ValueError(f"{shown} is no cursor: give one that a listing has printed")
+
+
+def _is_position(  # noqa: PLR0917 - they come as a list
+    job_id: Any, priority: Any, due_at_ms: Any, group: Any, lease_until_ms: Any, ended_at_ms: Any
+) -> bool:
+    numbers = (job_id, priority, due_at_ms, lease_until_ms or 0, ended_at_ms or 0)
+    return isinstance(group or "", str) and all(type(it) is int and abs(it) <= _LARGEST_ID for it in numbers)

@@ -129,10 +129,13 @@ class RQInspector(Inspector):
         registries = [registry for registry in _REGISTRIES if registry.state is state]
         start = None
         if after is not None:
-            name, score, member = after
+            try:
+                name, score, member = after
+                start = (float(score), str(member).encode("latin-1"))
+            except (TypeError, ValueError):
+                raise ValueError(f"{after!r} is no place in a registry of RQ") from None
             while registries and registries[0].name != name:
                 registries.pop(0)
-            start = (float(score), str(member).encode("latin-1"))
         rows: list[tuple[JobRow, Any]] = []
         for registry in registries:
             # Entries of jobs that are gone are passed over, and do not make a page look like the last.

@@ -375,7 +375,7 @@ def test_listings_of_the_engine_show_the_task_by_name_and_id(tmp_path: Path) -> 
 
 
 def test_where_huey_is_missing_the_error_says_what_to_install() -> None:
-    script = "import sys; sys.modules['huey'] = None; import litebroker_huey"
+    script = "import sys; sys.modules['huey'] = None; from litebroker_huey import SQLiteHuey"
 
     done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=30, check=False)
 
