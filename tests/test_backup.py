@@ -154,6 +154,20 @@ def test_a_backup_is_one_file_and_can_be_opened_as_it_is(storage: SQLiteStorage,
     db.close()
 
 
+def test_a_backup_leaves_the_file_as_it_is_though_nobody_else_has_it_open(path: str, tmp_path: Path) -> None:
+    with running(WRITER, path) as writer:
+        assert writer.stdout
+        writer.stdout.readline()
+    before = {name: (tmp_path / name).stat() for name in ("jobs.db", "jobs.db-wal")}
+
+    save(path, f"{path}.backup")
+
+    after = {name: (tmp_path / name).stat() for name in before}
+    assert [(it.st_size, it.st_mtime_ns) for it in after.values()] == [
+        (it.st_size, it.st_mtime_ns) for it in before.values()
+    ]
+
+
 def test_a_backup_may_be_read_by_whom_the_file_may(storage: SQLiteStorage, path: str) -> None:
     storage.add([JobSpec("work", b"x")])
     Path(path).chmod(0o640)

@@ -81,8 +81,8 @@ def restore(ctx: click.Context, source: str, *, force: bool, requeue_active: boo
 def migrate(ctx: click.Context, *, as_json: bool) -> None:
     """Bring the file's tables up to this version. Workers do it, too, when they open the file."""
     path, options = file_of(ctx)
-    # Before the storage opens it, which migrates. Closed again first, since a connection of our own is no engine's.
-    db = connect(os.path.realpath(path), options.driver, busy_timeout_ms=_BUSY_MS)
+    # Before the storage opens it, which migrates.
+    db = connect(os.path.realpath(path), options.driver, busy_timeout_ms=_BUSY_MS, read_only=True)
     try:
         before = schema.check(db, path, shared=options.shared)
     finally:

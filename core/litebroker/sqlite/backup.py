@@ -174,7 +174,7 @@ def _partial(target: str) -> Iterator[str]:
 
 
 def _copy(source: str, partial: str, driver: str, on_step: OnStep) -> Copied:
-    with _connected(source, driver) as db:
+    with _connected(source, driver, read_only=True) as db:
         if schema.version(db) == 0:
             raise ForeignDatabaseError(f"{source}: there are no jobs in it: this is not litebroker's", path=source)
         size = int(db.rows("pragma page_count")[0][0]) * int(db.rows("pragma page_size")[0][0])
@@ -284,8 +284,8 @@ def _alone(path: str, driver: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _connected(path: str, driver: str) -> Iterator[Connection]:
-    db = connect(path, driver, busy_timeout_ms=_BUSY_MS)
+def _connected(path: str, driver: str, *, read_only: bool = False) -> Iterator[Connection]:
+    db = connect(os.path.realpath(path), driver, busy_timeout_ms=_BUSY_MS, read_only=read_only)
     try:
         yield db
     finally:

@@ -213,7 +213,7 @@ def _openers(path: str, openers: processes.Openers) -> Iterator[Finding]:
     if others:
         found += f": {', '.join(_named(opener) for opener in others[:5])}{', ...' if len(others) > 5 else ''}"  # noqa: PLR2004
     if openers.hidden:
-        found += f"; {openers.hidden} processes of other users could not be looked at"
+        found += f"; {openers.hidden} of other users could not be looked at"
     yield Finding("processes", "ok", found)
     for opener in others:
         if opener.deleted:
@@ -325,6 +325,9 @@ def _wal(path: str, openers: processes.Openers) -> Iterator[Finding]:
         held &= processes.locks(path)
     lasting_s = (_SAMPLES - 1) * _SAMPLE_S
     names = {opener.pid: _named(opener) for opener in openers.processes}
+    if not openers.hidden:
+        # The kernel's list has inodes, which another file system may have, too.
+        held = frozenset(lock for lock in held if lock.pid in names)
     pins = sorted({names.get(lock.pid, f"process {lock.pid}") for lock in held if not lock.writes})
     writers = sorted({names.get(lock.pid, f"process {lock.pid}") for lock in held if lock.writes})
     try:
