@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -224,6 +225,32 @@ def test_whatever_a_job_is_its_line_says_it_exactly(record: JobRecord) -> None:
     assert line.isascii()
     assert line.count(b"\n") == 1
     assert ndjson.parsed(line) == copy
+
+
+def test_an_export_while_workers_run_has_every_job_once_that_they_have_not_ended(source: SQLiteStorage) -> None:
+    with Queue[int]("work", source) as queue:
+        ids = {job.id for job in queue.add_many(range(3000))}
+        ended: set[int] = set()
+        worker = queue.process(lambda _data, context: ended.add(context.job.id), concurrency=2)
+
+        exported = [int(line["id"]) for line in map(json.loads, lines_of(source)) if line["kind"] == "job"]
+        ended_meanwhile = set(ended)
+        worker.close()
+
+    assert len(set(exported)) == len(exported)
+    assert ids <= {*exported, *ended_meanwhile}
+
+
+def test_results_come_over_with_the_jobs_that_they_are_of(source: SQLiteStorage, target: SQLiteStorage) -> None:
+    with Queue[int]("work", source, results=3600) as queue:
+        job = queue.add(20)
+        with contextlib.closing(queue.process(lambda data: data + 1)):
+            assert queue.result(job, timeout=LIMIT) == 21
+
+    carry(source, target)
+
+    with Queue[int]("work", target, results=3600) as queue:
+        assert queue.result(job.id, timeout=LIMIT) == 21
 
 
 # -- again, and again --
