@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from litebroker.errors import UnknownQueueError
@@ -259,9 +260,10 @@ class Inspection:
 
     def count(self, where: Filter) -> int | None:
         """How many jobs a filter means, where that is known without a look at each; else None."""
-        if where.looks_into_rows or any(inspector.shelves() for inspector in self._inspectors.values()):
+        names = {name for name in where.queues or self.queues() if name != where.but_queue}
+        if where.looks_into_rows or any(names & set(inspector.shelves()) for inspector in self._inspectors.values()):
             return None
-        counts = [self._storage.counts(name) for name in set(where.queues) or self.queues() if name != where.but_queue]
+        counts = [self._storage.counts(name) for name in names]
         return sum(int(getattr(each, str(state))) for each in counts for state in set(where.states) or set(State))
 
     def content(self, row: JobRow, *, unpickle: bool = False) -> Content:
@@ -351,10 +353,16 @@ class Inspection:
                     raise UnknownQueueError(message)
 
 
+@lru_cache(maxsize=8)
+def _pattern(task: str) -> re.Pattern[str]:
+    # Not fnmatch: a task's name may have brackets, as RQ's "f([1])".
+    return re.compile(".*".join(map(re.escape, task.split("*"))), re.DOTALL)
+
+
 def _matches(job: JobRow | JobRecord, framework: str, where: Filter, now_ms: int) -> bool:
     if where.framework is not None and framework != where.framework:
         return False
-    if where.task is not None and not fnmatchcase(job.task or "", where.task):
+    if where.task is not None and not _pattern(where.task).fullmatch(job.task or ""):
         return False
     age_ms = now_ms - (job.ended_at_ms or job.created_at_ms or 0)
     if where.older_than_ms is not None and age_ms < where.older_than_ms:
