@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -101,6 +102,15 @@ def start_another_and_crash(path: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     write(path, process.pid)
     os._exit(1)
+
+
+def write_where_it_should_not(_: object) -> None:
+    for file in range(3, 30):
+        try:
+            socket.socket(fileno=os.dup(file)).send((5).to_bytes(8, "little") + b"hello")
+        except OSError:
+            continue
+    threading.Event().wait()
 
 
 def fork_and_crash(path: str) -> None:

@@ -331,6 +331,18 @@ def test_a_crash_tells_where_the_handler_stood(queue: Queue[Any]) -> None:
     assert "child.py" not in stack
 
 
+def test_a_handler_that_writes_into_the_socket_of_its_process_has_crashed(
+    queue: Queue[Any], notebook: Notebook
+) -> None:
+    queue.process(handlers.by_name, workers="processes")
+    queue.add_many([["write_where_it_should_not"], ["tell_pid", notebook.path]])
+
+    assert comes_true(is_done(queue))
+
+    assert dead_letter(queue).error.reason == "crashed"
+    assert len(notebook.pids()) == 1
+
+
 def test_a_job_that_crashed_is_tried_again(queue: Queue[Any], notebook: Notebook) -> None:
     queue.process(handlers.crash_once, workers="processes")
     queue.add(notebook.path, attempts=2)
@@ -422,12 +434,12 @@ def test_many_crashes_in_a_row_leave_nothing_behind(queue: Queue[Any], notebook:
     queue.add(["exit_at_once"])
     assert comes_true(is_done(queue))
     before = descriptors()
-    queue.add_many([["exit_at_once"]] * 10)
+    queue.add_many([["exit_at_once"]] * 6)
 
     queue.add(["tell_pid", notebook.path])
 
     assert comes_true(is_done(queue))
-    assert queue.stats().failed == 11
+    assert queue.stats().failed == 7
     assert len(notebook.pids()) == 1
     assert comes_true(lambda: len(children()) == 2 and not has_zombies())
     assert descriptors() < before + 8  # SQLite's own come and go.

@@ -348,6 +348,10 @@ class Lane:
             began = isinstance(error, TimeLimitError) or error.began
             self._drop(failed=not began)
             raise
+        except BaseException:  # What it said made no sense: the handler has written where it should not.
+            child.end()
+            self._drop(failed=False)
+            raise
         self._failures = 0
         most = self._children.recycle_bytes
         child.is_used_up = (after is not None and child.number >= after) or (most is not None and size >= most)

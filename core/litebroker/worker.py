@@ -981,11 +981,6 @@ class Worker:
 
     def _run_in(self, lane: Lane, unit: list[_Held]) -> None:
         """As `_run`, in a child process."""
-        with self._lock:
-            for held, event in zip(unit, lane.events(len(unit)), strict=True):
-                held.event = event
-                if held.cancelled:
-                    event.set()
         try:
             with Watched(self._terms.observers, [held.record for held in unit]):
                 self._call_in(lane, unit)
@@ -999,11 +994,19 @@ class Worker:
                 kind: ErrorKind = "timeout" if isinstance(error, TimeLimitError) else "crashed"
                 for held in unit:
                     self._spoil_as(held, kind, error, failure_of(kind, error))
+        except Exception as error:  # noqa: BLE001 (what the child said made no sense)
+            for held in unit:
+                self._spoil_as(held, "crashed", error, job_error(error, reason="crashed"))
         for held in unit:
             if held.uncommitted:
                 self._verify(held)
 
     def _call_in(self, lane: Lane, unit: list[_Held]) -> None:
+        with self._lock:
+            for held, event in zip(unit, lane.events(len(unit)), strict=True):
+                held.event = event
+                if held.cancelled:
+                    event.set()
         contexts = self._contexts(unit)
         results, failures = lane.run(
             [held.record for held in unit],
