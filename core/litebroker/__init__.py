@@ -14,6 +14,7 @@ from litebroker.arguments import Group, NewJob, Retention, duration_ms
 from litebroker.backoff import Backoff
 from litebroker.clock import Clock, SystemClock
 from litebroker.errors import (
+    CancelledTooLateError,
     ChildError,
     DatabaseBusyError,
     DatabaseCorruptError,
@@ -84,6 +85,7 @@ __all__ = [
     "AsyncContext",
     "Attempt",
     "Backoff",
+    "CancelledTooLateError",
     "ChildError",
     "Clock",
     "Content",

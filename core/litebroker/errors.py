@@ -23,6 +23,7 @@
     │   ├── ResultRefusedError       the job is done, but what it returned could not be kept
     │   └── ResultTimeoutError       not yet: also a TimeoutError
     ├── LeaseLostError               the lease ended before the job was settled
+    ├── CancelledTooLateError        the caller was cancelled when the operation had happened
     ├── ChildError                   what a handler raised in a child process
     ├── TimeLimitError               a handler took too long, and its process was ended
     ├── ProcessDiedError             the child process that ran a handler died
@@ -280,6 +281,29 @@ class RemoteTraceback(Exception):  # noqa: N818 (it is no error, but how one loo
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}\n"""'
+
+
+class CancelledTooLateError(LitebrokerError):
+    """The caller of an operation of asyncio was cancelled, but it had happened. The cause of the ``CancelledError``.
+
+    Attributes:
+        result: What the operation would have answered.
+    """
+
+    def __init__(self, result: Any) -> None:
+        super().__init__("what was asked for has happened all the same")
+        self.result = result
+
+    @classmethod
+    def of(cls, error: BaseException | None) -> CancelledTooLateError | None:
+        """The one behind a ``CancelledError``, or behind a timeout; None where nothing has happened."""
+        seen: set[int] = set()
+        while error is not None and id(error) not in seen:
+            if isinstance(error, cls):
+                return error
+            seen.add(id(error))
+            error = error.__cause__ or error.__context__
+        return None
 
 
 class GroupConflictError(LitebrokerError, ValueError):

@@ -17,26 +17,14 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from litebroker.errors import CancelledTooLateError
+
 R = TypeVar("R")
 
 # Enough for a group commit to carry many at once, and few enough for a process to have.
 _MOST_THREADS = 16
 # A thread without work ends after this.
 _REST_S = 10.0
-
-
-class CancelledTooLateError(asyncio.CancelledError):
-    """The caller was cancelled, but what it had asked for has happened.
-
-    Any other ``CancelledError`` of an operation says that nothing has happened.
-
-    Attributes:
-        result: What it would have answered.
-    """
-
-    def __init__(self, result: Any) -> None:
-        super().__init__("cancelled, but it has happened")
-        self.result = result
 
 
 class Hops:
@@ -79,8 +67,8 @@ class Hops:
             undo: Takes back what has happened, in a thread, too, when the caller was cancelled, or the loop is closed.
 
         Raises:
-            asyncio.CancelledError: It did not happen, or was undone.
-            CancelledTooLateError: It happened before it could be stopped.
+            asyncio.CancelledError: It did not happen, or was undone, unless its cause is a `CancelledTooLateError`;
+                that is no subclass, since asyncio's timeouts want the class itself before Python 3.13.
         """
         call = self._start(function, undo)
         try:
@@ -92,7 +80,7 @@ class Hops:
             if call.error is not None:
                 raise cancelled from call.error
             if undo is None:
-                raise CancelledTooLateError(call.result) from cancelled
+                raise cancelled from CancelledTooLateError(call.result)
             await self.insist(partial(undo, call.outcome()))
             raise
         return call.outcome()
@@ -118,6 +106,7 @@ class Hops:
         if mailbox is None:
             mailbox = self._mailboxes.setdefault(loop, _Mailbox(loop))
         call = _Call(function, undo, mailbox, loop.create_future())
+        orphan = None
         with self._lock:
             self._closed = False
             self._waiting.append(call)
@@ -127,12 +116,12 @@ class Hops:
                 self._threads += 1
                 try:
                     threading.Thread(target=self._serve, name=f"{self._name}-hop", daemon=True).start()
-                except BaseException:
+                except RuntimeError:
                     self._threads -= 1
-                    # At the interpreter's end there are no new threads; those that are there see to it.
-                    if not self._threads:
-                        self._waiting.pop()
-                        raise
+                    # At the interpreter's end there are no new ones: those that are there see to it, or we ourselves.
+                    orphan = self._waiting.pop() if not self._threads else None
+        if orphan is not None:
+            orphan.run()
         return call
 
     def _serve(self) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.benchmarks.contestants import CONTESTANTS, Contestant, Level, Ours, Raw, fill_delayed
+from tests.benchmarks.contestants import CONTESTANTS, PAYLOAD, Contestant, Level, Ours, Raw, fill_delayed
 from tests.benchmarks.measuring import Bench, Row, Series, versus
 
 from litebroker import Queue
+from litebroker.aio import AsyncQueue
 
 # Ours and the reference's. At the default, an add is on disk when it returns; claims and acknowledgements need not be.
 LEVELS: tuple[Level, ...] = ("relaxed", "durable")
 NAMES = {"relaxed": "relaxed / NORMAL", "durable": "default / FULL", "full": "full / FULL"}
 
 # What is wanted.
-OF_RAW, OF_RAW_THREADS, MOST_AT_DEPTH, PROCESSED = 0.5, 4, 1.5, 15_000
+OF_RAW, OF_RAW_THREADS, MOST_AT_DEPTH, PROCESSED, OF_THREADS = 0.5, 4, 1.5, 15_000, 0.5
 
 
 def add(bench: Bench) -> Iterator[Row]:
@@ -158,6 +160,72 @@ def threads(bench: Bench) -> Iterator[Row]:
         )
 
 
+def tasks(bench: Bench) -> Iterator[Row]:
+    """The same adds from 100 threads, and from 100 tasks of asyncio."""
+    number, each = 100, 10 if bench.quick else 30
+
+    for level in LEVELS:
+        with bench.place() as folder:
+            ours = {name: Ours(folder / f"{name}.db", level) for name in ("threads", "tasks")}
+            series = bench.take_turns(
+                {
+                    "threads": functools.partial(_add_from_threads, ours["threads"].queue, number, each),
+                    "tasks": functools.partial(_add_from_tasks, ours["tasks"].queue, number, each),
+                }
+            )
+            for contestant in ours.values():
+                contestant.close()
+        ratio = series["tasks"].ratio_to(series["threads"])
+        yield Row(
+            work=f"{number} tasks add",
+            level=level,
+            ours=f"{series['tasks'].rate:,.0f}/s",
+            ratio=f"{ratio:.2f} of {number} threads",
+            cpu=f"- / {series['tasks'].cpu_us:.0f}",
+            wanted=f"{OF_THREADS} of threads",
+            reached=ratio >= OF_THREADS,
+            figures={"threads": series["threads"], "tasks": series["tasks"], "ratio": ratio},
+        )
+
+
+def coroutines(bench: Bench) -> Iterator[Row]:
+    """No-op jobs through a worker with an async handler, beside one with threads."""
+    count, concurrency = bench.count(10_000), 100
+
+    def work(queue: Queue[Any], *, is_async: bool) -> int:
+        ended = threading.Event()
+        left = itertools.count(count - 1, -1)
+
+        def called(_data: object) -> None:
+            if next(left) == 0:
+                ended.set()
+
+        async def awaited(_data: object) -> None:
+            called(_data)
+
+        worker = queue.process(awaited if is_async else called, concurrency=concurrency)
+        ended.wait()
+        worker.close()
+        return count
+
+    with bench.place() as folder:
+        ours = {name: Ours(folder / f"{name}.db", "relaxed") for name in ("threads", "async")}
+        series = bench.take_turns(
+            {name: functools.partial(work, it.queue, is_async=name == "async") for name, it in ours.items()},
+            before=lambda name: ours[name].fill(count),
+        )
+        for contestant in ours.values():
+            contestant.close()
+    yield Row(
+        work=f"process, async no-op, concurrency {concurrency}",
+        level=NAMES["relaxed"],
+        ours=f"{series['async'].rate:,.0f}/s",
+        ratio=f"{series['async'].ratio_to(series['threads']):.2f} of {concurrency} threads",
+        cpu=f"- / {series['async'].cpu_us:.0f}",
+        figures={"threads": series["threads"], "async": series["async"]},
+    )
+
+
 def process(bench: Bench) -> Iterator[Row]:
     """No-op jobs through a worker, until all are settled."""
     count = bench.count(10_000)
@@ -237,3 +305,29 @@ def _drain(contestant: Contestant, count: int) -> int:
         if not contestant.complete(contestant.claim()):
             raise AssertionError("a lease was lost")
     return count
+
+
+def _add_from_threads(queue: Queue[Any], number: int, each: int) -> int:
+    def work() -> None:
+        for _ in range(each):
+            queue.add(PAYLOAD)
+
+    workers = [threading.Thread(target=work) for _ in range(number)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return number * each
+
+
+def _add_from_tasks(queue: Queue[Any], number: int, each: int) -> int:
+    async def work(queue: AsyncQueue[Any]) -> None:
+        for _ in range(each):
+            await queue.add(PAYLOAD)
+
+    async def main() -> None:
+        async with AsyncQueue(queue) as awaited:
+            await asyncio.gather(*[work(awaited) for _ in range(number)])
+
+    asyncio.run(main())
+    return number * each
