@@ -603,6 +603,20 @@ def test_a_pickle_is_read_only_when_that_was_asked_for(run: Run, tmp_path: Path)
     assert opened[2] == "a pickle runs what it holds when it is read: this trusts whoever could add jobs\n"
 
 
+def test_a_pickle_of_the_application_is_read_in_its_folder(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("class Order:\n    def __repr__(self):\n        return 'Order 7'\n")
+    script = "import rq, shop; from litebroker_rq import connect\n"
+    script += "print(rq.Queue(connection=connect('jobs.db')).enqueue(print, shop.Order()).id)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=LIMIT
+    )
+
+    shown = run("jobs", "show", done.stdout.strip(), "--unpickle")
+
+    assert shown[0] == 0
+    assert "Order 7" in shown[1]
+
+
 def test_an_error_of_an_attempt_that_lapsed_is_shown(run: Run, queue: Queue[Any]) -> None:
     job = queue.add(1)
     (claimed,) = queue.claim(limit=1, lease=60)

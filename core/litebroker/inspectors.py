@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import base64
 import pickle
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from litebroker.jobs import Attempt, JobError, JobRecord, State
@@ -247,7 +249,13 @@ def json_content(payload: bytes) -> Content:
 
 
 def unpickled(payload: bytes) -> Content:
-    """What a pickle holds, as text. It runs what the pickle says: only for those who trust who wrote it."""
+    """What a pickle holds, as text. It runs what the pickle says: only for those who trust who wrote it.
+
+    Classes of the application are found from the current folder, as by its workers.
+    """
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return Content("pickle", len(payload), repr(pickle.loads(payload)))  # noqa: S301 - it was asked for
     except Exception as error:  # noqa: BLE001 - unpickling may raise anything
