@@ -40,7 +40,9 @@ def list_(ctx: click.Context, names: tuple[str, ...], *, as_json: bool) -> None:
         for record in found:
             print_json(_as_json(record, now_ms, paused=record.queue in paused))
     elif found:
-        print_table(_HEAD, [_row(record, now_ms, paused=record.queue in paused) for record in found])
+        rows = [_row(record, now_ms, paused=record.queue in paused) for record in found]
+        shown = [number for number in range(len(_HEAD)) if any(row[number] for row in rows)]
+        print_table([_HEAD[number] for number in shown], [[row[number] for number in shown] for row in rows])
     else:
         click.echo(f"{location} has no schedules{' in these queues' if names else ''}")
     huey = [info.name for info in known if info.name.startswith(_HUEY)]
