@@ -542,6 +542,45 @@ def test_an_export_that_was_interrupted_is_resumed(
     assert target.counts("q").pending == 2000
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2, 5, 6, 7, 12])
+def test_an_export_that_was_cut_anywhere_is_resumed(
+    command: Command, source: SQLiteStorage, target: SQLiteStorage, kept: int
+) -> None:
+    fill(source)
+    source.put("results", "a", b"1")
+    file = command.folder / "jobs.ndjson"
+    file.write_bytes(b"".join(lines_of(source)[:kept]) + b'{"kind":"jo')
+
+    resumed = command("export", "-o", "jobs.ndjson", "--resume", "--db", "source.db")
+    imported = command("import", "jobs.ndjson", "--db", "target.db")
+
+    assert (resumed[0], imported[:2]) == (0, (0, "added 8 jobs, 0 schedules, 1 values\n"))
+    assert target.walk_jobs() == source.walk_jobs()
+
+
+def test_a_finished_export_is_left_as_it_is(command: Command, source: SQLiteStorage) -> None:
+    fill(source)
+    assert command("export", "-o", "jobs.ndjson", "--db", "source.db")[0] == 0
+    before = (command.folder / "jobs.ndjson").read_bytes()
+
+    assert command("export", "-o", "jobs.ndjson", "--resume", "--db", "source.db")[0] == 0
+
+    assert (command.folder / "jobs.ndjson").read_bytes() == before
+
+
+def test_an_export_is_not_resumed_as_another_one(command: Command, source: SQLiteStorage) -> None:
+    fill(source)
+    assert command("export", "-o", "jobs.ndjson", "--queue", "mail", "--db", "source.db")[0] == 0
+    (command.folder / "text").write_text("no export\nat all\n")
+
+    other = command("export", "-o", "jobs.ndjson", "--resume", "--db", "source.db")
+    text = command("export", "-o", "text", "--resume", "--db", "source.db")
+
+    assert other[0] == text[0] == 1
+    assert "this is an export of 'mail'" in other[2]
+    assert (command.folder / "text").read_text() == "no export\nat all\n"
+
+
 def test_an_import_says_that_the_export_was_cut(command: Command, source: SQLiteStorage) -> None:
     fill(source)
     (command.folder / "jobs.ndjson").write_bytes(b"".join(lines_of(source)[:-1]))

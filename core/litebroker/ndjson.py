@@ -256,6 +256,16 @@ _DEDUPE: dict[str, DedupeUntil] = {"removed": "removed", "ended": "ended"}
 
 def export_of(line: bytes) -> str:
     """The name of the export that begins with this line."""
+    export: str = _header(line)["export"]
+    return export
+
+
+def queues_of(line: bytes) -> list[str] | None:
+    """The queues that the export which begins with this line is of; None for all."""
+    return _header(line).get("queues")
+
+
+def _header(line: bytes) -> _Line:
     try:
         fields = _object(line)
         _check(fields, _HEADER, _HEADER.keys() - {"queues"})
@@ -269,8 +279,7 @@ def export_of(line: bytes) -> str:
         raise TransferError(
             f"line 1: {why}; give a file that `litebroker export` has written, with its first line", line=1
         )
-    export: str = fields["export"]
-    return export
+    return fields
 
 
 def parsed(line: bytes) -> Thing:

@@ -26,7 +26,7 @@ from litebroker.jobs import JobCopy
 from litebroker.ndjson import CarriedValue, PausedQueue, Thing, TransferError
 from litebroker.storage import ScheduleRecord, Storage
 
-__all__ = ["Imported", "TransferError", "export_lines", "import_lines", "last_line"]
+__all__ = ["Imported", "TransferError", "export_lines", "goes_on_behind", "import_lines", "last_line"]
 
 # How far imports are. Not carried along.
 _SPACE = "litebroker:import"
@@ -53,7 +53,8 @@ def export_lines(
 
     Args:
         queues: Only the jobs and schedules of these, and no values, since those are of no queue.
-        after: Go on behind this line, the last whole one of an export that was interrupted.
+        after: Go on behind this line, the last whole one of an export that was interrupted. Behind one of which
+            `goes_on_behind` is False it begins anew, with another header.
         on_job: Is told how many jobs have come since the last call.
 
     Raises:
@@ -77,6 +78,11 @@ def export_lines(
         yield b"".join(ndjson.job_line(copy) for copy in chosen)
         on_job(len(page))
     yield ndjson.end_line(jobs if place.jobs_known else None)
+
+
+def goes_on_behind(line: bytes) -> bool:
+    """Whether an export can go on behind this line of it. False for the few that stand before all values and jobs."""
+    return _Place.of(line).kind != "start"
 
 
 class _Place(NamedTuple):

@@ -15,8 +15,9 @@ from litebroker.cli.output import print_json
 from litebroker.cli.place import file_of
 from litebroker.cli.progress import progress
 from litebroker.jobs import State
+from litebroker.ndjson import queues_of
 from litebroker.sqlite import SQLiteStorage
-from litebroker.transfer import Imported, TransferError, export_lines, import_lines, last_line
+from litebroker.transfer import Imported, TransferError, export_lines, goes_on_behind, import_lines, last_line
 
 _TAIL = 1 << 20
 
@@ -48,7 +49,9 @@ def export(ctx: click.Context, names: tuple[str, ...], *, target: str | None, re
         if target is not None:
             _refuse_database(storage, target)
         where = (
-            nullcontext((sys.stdout.buffer, None)) if target is None else _output(target, resume=resume, force=force)
+            nullcontext((sys.stdout.buffer, None))
+            if target is None
+            else _output(target, queues, resume=resume, force=force)
         )
         jobs = 0
         with where as (file, after), progress("exporting") as show:
@@ -99,7 +102,9 @@ def _refuse_database(storage: SQLiteStorage, target: str) -> None:
 
 
 @contextmanager
-def _output(target: str, *, resume: bool, force: bool) -> Iterator[tuple[BinaryIO, bytes | None]]:
+def _output(
+    target: str, queues: list[str] | None, *, resume: bool, force: bool
+) -> Iterator[tuple[BinaryIO, bytes | None]]:
     """The file to write to, and the line to go on behind."""
     if not resume:
         if os.path.exists(target) and not force:  # noqa: PTH110 (a path of the command line, as it stands there)
@@ -108,22 +113,40 @@ def _output(target: str, *, resume: bool, force: bool) -> Iterator[tuple[BinaryI
             yield file, None
         return
     with open(target, "r+b") as file:  # noqa: PTH123
-        size = file.seek(0, os.SEEK_END)
-        tail = b""
-        line: bytes | None = None
-        # A line may be as long as a payload.
-        while line is None and len(tail) < size:
-            start = max(size - max(2 * len(tail), _TAIL), 0)
-            file.seek(start)
-            tail = file.read()
-            line, behind = last_line(tail, whole=start == 0)
-            if line is not None:
-                size -= behind
-        if line is None:
-            size = 0
-        file.truncate(size)
-        file.seek(size)
+        if file.seek(0, os.SEEK_END):
+            _refuse_another_export(target, file, queues)
+        line, end = _last_line(file)
+        if line is not None and not goes_on_behind(line):
+            line, end = None, 0
+        file.truncate(end)
+        file.seek(end)
         yield file, line
+
+
+def _refuse_another_export(target: str, file: BinaryIO, queues: list[str] | None) -> None:
+    file.seek(0)
+    first = file.readline()
+    if first.endswith(b"\n"):
+        exported = queues_of(first)
+        if exported != queues:
+            of = "all queues" if exported is None else ", ".join(map(repr, exported))
+            raise click.ClickException(f"{target}: this is an export of {of}: resume it with the same, or use --force")
+
+
+def _last_line(file: BinaryIO) -> tuple[bytes | None, int]:
+    """The last whole line, and where it ends. It may be as long as a payload."""
+    size = file.seek(0, os.SEEK_END)
+    length = _TAIL
+    while True:
+        start = max(size - length, 0)
+        file.seek(start)
+        tail = file.read()
+        line, behind = last_line(tail, whole=start == 0)
+        if line is not None:
+            return line, size - behind
+        if start == 0:
+            return None, 0
+        length *= 2
 
 
 @click.command("import")
