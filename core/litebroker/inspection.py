@@ -333,9 +333,7 @@ class Inspection:
         mine = self._of(row)
         if owners and mine not in owners:
             return f"queue {queue!r} is for jobs of {owners[0].framework}, and it is one of {row.framework}"
-        if mine.keeps_to_itself and not owners:
-            return f"{row.framework} has no queue {queue!r}; its queues are called like {row.queue!r}"
-        return None
+        return mine.why_not_in(row, queue)
 
     def _of(self, row: JobRow) -> Inspector:
         return self._inspectors[row.framework]

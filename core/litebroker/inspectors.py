@@ -108,8 +108,6 @@ class Inspector:
     """
 
     framework = DIRECT
-    # Whether its jobs may wait only in queues that it owns.
-    keeps_to_itself = False
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -117,6 +115,10 @@ class Inspector:
     def owns(self, queue: str) -> bool:
         """Whether a queue of this name can be this framework's only."""
         return False
+
+    def why_not_in(self, row: JobRow, queue: str) -> str | None:
+        """Why its workers would not find a job of it in a queue of this name; None where they would."""
+        return None
 
     def row(self, record: JobRecord) -> JobRow:
         """A job of the engine's as a row."""

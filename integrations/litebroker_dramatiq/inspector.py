@@ -22,6 +22,12 @@ class DramatiqInspector(Inspector):
         # The default namespace; another one cannot be told from a queue of Queue's.
         return queue.startswith("dramatiq:")
 
+    def why_not_in(self, row: JobRow, queue: str) -> str | None:
+        namespace = row.queue.rpartition(":")[0]
+        if queue.rpartition(":")[0] == namespace:
+            return None
+        return f"dramatiq has no queue {queue!r}; its queues are called like {row.queue!r}"
+
     def read(self, payload: bytes, encoding: str | None, *, unpickle: bool) -> Content:
         message = _message(payload)
         if message is None:

@@ -105,7 +105,6 @@ class RQInspector(Inspector):
     """
 
     framework = "rq"
-    keeps_to_itself = True
 
     def __init__(self, storage: Storage, *, prefix: str | None = None) -> None:
         super().__init__(storage)
@@ -114,6 +113,9 @@ class RQInspector(Inspector):
 
     def owns(self, queue: str) -> bool:
         return queue.startswith(self._queue_key(""))
+
+    def why_not_in(self, row: JobRow, queue: str) -> str | None:
+        return None if self.owns(queue) else f"rq has no queue {queue!r}; its queues are called like {row.queue!r}"
 
     def row(self, record: JobRecord) -> JobRow:
         row = super().row(record)

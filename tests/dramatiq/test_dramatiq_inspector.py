@@ -113,6 +113,25 @@ def test_a_message_that_is_cancelled_or_put_off_does_not_run(
     }
 
 
+def test_a_message_stays_in_its_namespace(database: Path, inspection: Inspection) -> None:
+    broker = SQLiteBroker(database, namespace="shop")
+
+    @dramatiq.actor(broker=broker)
+    def work() -> None: ...
+
+    rows = inspection.find(work.send().message_id)
+
+    refused = [inspection.move(rows, queue)[0].why_not for queue in ("emails", "dramatiq:default")]
+    (moved,) = inspection.move(rows, "shop:other")
+
+    assert refused == [
+        f"dramatiq has no queue '{queue}'; its queues are called like 'shop:default'"
+        for queue in ("emails", "dramatiq:default")
+    ]
+    assert moved.why_not is None
+    broker.close()
+
+
 def test_a_message_of_another_encoder_is_not_read_and_runs_again_as_it_is(
     broker: SQLiteBroker, inspection: Inspection
 ) -> None:

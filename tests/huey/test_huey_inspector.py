@@ -175,7 +175,7 @@ def test_a_task_moves_to_another_huey_and_to_nothing_else(
     run_next(other)
 
     assert refused == [
-        "huey has no queue 'emails'; its queues are called like 'huey:app'",
+        "it waits in 'huey:app', and can go to another huey:NAME only",
         "it waits in 'huey:app', and can go to another huey:NAME only",
     ]
     assert moved.why_not is None
