@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -592,6 +593,38 @@ def test_a_timeout_tells_by_its_cause_that_the_job_was_added(tmp_path: Path) -> 
             assert error is not None
             assert isinstance(error.result, Job)
             assert await queue.size() == 1
+
+    run(main())
+
+
+def test_cancelled_adds_tell_the_truth_whatever_the_moment(where: str) -> None:
+    async def main() -> None:
+        async with AsyncQueue("emails", where) as queue:
+            happened = set()
+            random = Random(4)
+
+            async def add(number: int) -> None:
+                try:
+                    job = await queue.add(number)
+                except asyncio.CancelledError as error:
+                    late = CancelledTooLateError.of(error)
+                    if late is None:
+                        return
+                    job = late.result
+                happened.add(job.id)
+
+            for _ in range(20):
+                tasks = [asyncio.ensure_future(add(number)) for number in range(50)]
+                for task in tasks:
+                    if random.random() < 0.1:
+                        await asyncio.sleep(0)
+                    if random.random() < 0.5:
+                        task.cancel()
+                await asyncio.wait(tasks)
+
+            there = await queue.list("pending", limit=1000)
+            assert {job.id for job in there} == happened
+            assert 0 < len(happened) < 1000
 
     run(main())
 

@@ -317,6 +317,21 @@ def test_whatever_an_async_handler_raises_the_worker_goes_on(queue: Queue[Any], 
     assert comes_true(lambda: queue.stats() == Counts(failed=1))
 
 
+def test_what_is_cancelled_with_its_loop_while_the_worker_closes_is_given_back(queue: Queue[Any], gate: Gate) -> None:
+    async def main() -> None:
+        queue.add("x")
+        worker = queue.process(gate, loop=asyncio.get_running_loop())
+        assert await asyncio.to_thread(gate.is_entered)
+        closer = threading.Thread(target=worker.close)
+        closer.start()
+        assert await asyncio.to_thread(comes_true, lambda: worker._closing)  # noqa: SLF001 (nothing else tells)
+
+    asyncio.run(main())
+
+    assert comes_true(lambda: queue.stats() == Counts(ready=1))
+    assert gate.cancelled == ["x"]
+
+
 def test_a_handler_that_is_cancelled_by_something_else_has_failed(queue: Queue[Any]) -> None:
     async def handler(_: Any) -> None:
         task = asyncio.current_task()

@@ -46,9 +46,9 @@ class Run:
         self.task: asyncio.Task[None] | None = None
 
     @property
-    def was_interrupted(self) -> bool:
-        """Whether it has ended by that. If not, it may have been too late, or the handler has made something of it."""
-        return self.interrupted and isinstance(self.error, asyncio.CancelledError)
+    def was_cancelled(self) -> bool:
+        """Whether it has ended by a cancellation, from wherever."""
+        return isinstance(self.error, asyncio.CancelledError)
 
 
 class Host:

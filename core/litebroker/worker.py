@@ -710,7 +710,9 @@ class Worker:
     def _judge(self, run: Run) -> None:
         """Decide what becomes of the jobs of a handler that has ended."""
         unit: list[_Held] = run.unit
-        if run.was_interrupted:
+        # In an end in order, who cancels all that is on the loop is part of it. Otherwise a cancellation that came from
+        # elsewhere is a failure: a handler that awaits what was cancelled would be given back, and run, for ever.
+        if run.was_cancelled and (run.interrupted or self._closing):
             self._take_back([held for held in unit if not held.settled and held.failure is None])
         elif run.error is not None:
             for held in unit:
