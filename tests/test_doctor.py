@@ -52,6 +52,17 @@ USES = """
     db = sqlite3.connect(sys.argv[1], isolation_level=None)
     db.execute("select * from litebroker_job").fetchall()
 """
+BUSY = """
+    import sys, threading
+    from litebroker import Queue
+    queue = Queue("work", sys.argv[1], durability="relaxed")
+    def work():
+        while True:
+            queue.add_many([1] * 20)
+            for job in queue.claim(limit=20):
+                queue.complete(job)
+    threading.Thread(target=work, daemon=True).start()
+"""
 CLAIMS = """
     import sys
     from litebroker import Queue
@@ -185,6 +196,13 @@ def test_who_writes_for_long_is_named(storage: SQLiteStorage, path: str) -> None
         found = [finding.found for finding in wrong(examined(path))]
 
     assert [line for line in found if "a write transaction has been open" in line and f"in {writer.pid} (" in line]
+
+
+@linux
+def test_who_writes_all_the_time_but_shortly_is_not(storage: SQLiteStorage, path: str) -> None:
+    with running(BUSY, path), running(BUSY, path):
+        for _ in range(3):
+            assert not wrong(examined(path))
 
 
 @linux

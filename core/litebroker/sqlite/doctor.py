@@ -31,7 +31,9 @@ Severity = Literal["ok", "note", "warning", "error"]
 # How long one read may take, so that it neither pins the WAL nor keeps a checkpoint waiting.
 _READ_S = 0.08
 _BUSY_MS = 2000
-_SAMPLES, _SAMPLE_S = 5, 0.1
+# A transaction is long that is there at each of so many looks: who makes short ones, one after the other, is caught
+# between two of them.
+_LOOKS, _LOOK_S = 100, 0.004
 _MOST_LEASES = 10_000
 _LATE_MS = 5000
 _DRIFT_MS = 60_000
@@ -318,12 +320,12 @@ def _durability(options: Options) -> Finding:
 
 def _wal(path: str, openers: processes.Openers) -> Iterator[Finding]:
     held = processes.locks(path)
-    for _ in range(_SAMPLES - 1):
+    for _ in range(_LOOKS):
         if not held:
             break
-        time.sleep(_SAMPLE_S)
+        time.sleep(_LOOK_S)
         held &= processes.locks(path)
-    lasting_s = (_SAMPLES - 1) * _SAMPLE_S
+    lasting_s = _LOOKS * _LOOK_S
     names = {opener.pid: _named(opener) for opener in openers.processes}
     if not openers.hidden:
         # The kernel's list has inodes, which another file system may have, too.
