@@ -175,6 +175,20 @@ def test_what_queue_raises_is_raised_here(where: str) -> None:
     run(main())
 
 
+def test_type_checkers_see_the_payloads_type_and_the_options(where: str) -> None:
+    async def main() -> None:
+        queue: AsyncQueue[str]
+        async with AsyncQueue("emails", where) as queue:
+            job: Job[str] = await queue.add("x", delay=1)
+            await queue.add(5)  # type: ignore[arg-type]
+            with pytest.raises(TypeError):
+                await queue.add("x", delai=1)  # type: ignore[call-arg]
+            found: Job[int] | None = await queue.get(job.id)  # type: ignore[assignment]
+            assert found is not None
+
+    run(main())
+
+
 def test_it_can_be_made_of_a_queue_which_stays_open(where: str) -> None:
     sync: Queue[str] = Queue("emails", where)
 

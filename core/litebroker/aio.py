@@ -175,9 +175,9 @@ class AsyncQueue(Generic[T]):
 
     # Adding
 
-    add = _does(Queue.add)
-    add_many = _does(Queue.add_many)
-    notify = _does(Queue.notify)
+    add = _does(Queue[T].add)
+    add_many = _does(Queue[T].add_many)
+    notify = _does(Queue[T].notify)
 
     async def run_in_transaction(self, function: Callable[[Queue[T]], R]) -> R:
         """Call ``function(queue)`` in a thread, in one transaction: all that it does through the queue, or nothing.
@@ -217,10 +217,10 @@ class AsyncQueue(Generic[T]):
             duration_ms("lease", lease, positive=True)
         return await self._line.wait(limit, lease, monotonic() + duration_ms("wait", wait) / 1000)
 
-    complete = _does(Queue.complete)
-    fail = _does(Queue.fail)
-    extend = _does(Queue.extend)
-    release = _does(Queue.release)
+    complete = _does(Queue[T].complete)
+    fail = _does(Queue[T].fail)
+    extend = _does(Queue[T].extend)
+    release = _does(Queue[T].release)
 
     def __aiter__(self) -> AsyncIterator[Job[T]]:
         """Claim one job after the other, waiting for each, until the queue is closed.
@@ -232,8 +232,8 @@ class AsyncQueue(Generic[T]):
 
     # Workers
 
-    process = _starts(Queue.process)
-    process_many = _starts(Queue.process_many)
+    process = _starts(Queue[T].process)
+    process_many = _starts(Queue[T].process_many)
 
     def _add_worker(self, worker: Worker) -> AsyncWorker:
         added = AsyncWorker(worker, self._patient)
@@ -242,15 +242,15 @@ class AsyncQueue(Generic[T]):
 
     # Looking
 
-    get = _looks(Queue.get)
-    find = _looks(Queue.find)
-    list = _looks(Queue.list)
-    dead_letters = _looks(Queue.dead_letters)
-    stats = _looks(Queue.stats)
-    size = _looks(Queue.size)
+    get = _looks(Queue[T].get)
+    find = _looks(Queue[T].find)
+    list = _looks(Queue[T].list)
+    dead_letters = _looks(Queue[T].dead_letters)
+    stats = _looks(Queue[T].stats)
+    size = _looks(Queue[T].size)
 
-    why = _looks(Queue.why)
-    progress = _looks(Queue.progress)
+    why = _looks(Queue[T].why)
+    progress = _looks(Queue[T].progress)
 
     async def result(self, job: Job[Any] | int, *, timeout: float | timedelta | None = None) -> Any:
         """As `Queue.result`. One thread waits for all tasks. Cancelled, it waits no longer; the job goes on."""
@@ -271,21 +271,21 @@ class AsyncQueue(Generic[T]):
 
     # Changing
 
-    retry = _does(Queue.retry)
-    retry_all = _does(Queue.retry_all)
-    cancel = _does(Queue.cancel)
-    reschedule = _does(Queue.reschedule)
-    remove = _does(Queue.remove)
-    purge = _does(Queue.purge)
-    pause = _does(Queue.pause)
-    resume = _does(Queue.resume)
+    retry = _does(Queue[T].retry)
+    retry_all = _does(Queue[T].retry_all)
+    cancel = _does(Queue[T].cancel)
+    reschedule = _does(Queue[T].reschedule)
+    remove = _does(Queue[T].remove)
+    purge = _does(Queue[T].purge)
+    pause = _does(Queue[T].pause)
+    resume = _does(Queue[T].resume)
 
     # Schedules
 
-    schedule = _does(Queue.schedule)
-    get_schedule = _looks(Queue.get_schedule)
-    schedules = _looks(Queue.schedules)
-    remove_schedule = _does(Queue.remove_schedule)
+    schedule = _does(Queue[T].schedule)
+    get_schedule = _looks(Queue[T].get_schedule)
+    schedules = _looks(Queue[T].schedules)
+    remove_schedule = _does(Queue[T].remove_schedule)
 
 
 class _Jobs(AsyncIterator[Job[T]]):
