@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.benchmarks import several, single
+from tests.benchmarks import several, single, tools
 from tests.benchmarks.measuring import Bench, Row, table
 
 WORKS: dict[str, Callable[[Bench], Iterator[Row]]] = {
@@ -31,6 +31,7 @@ WORKS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "wakeup": several.wakeup,
     "writers": several.writers,
     "memory": several.memory,
+    "tools": tools.tools,
 }
 
 
