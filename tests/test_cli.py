@@ -520,7 +520,7 @@ def test_stats_fits_a_narrow_terminal(command: Command, queues: None) -> None:
 def test_a_terminal_of_80_columns_gets_a_table(command: Command, queues: None) -> None:
     text = in_terminal(command, "stats", "--queue", "work", columns=80)
 
-    assert text.splitlines()[0].startswith("\x1b[1mqueue\x1b[0m")
+    assert text.splitlines()[0].startswith("\x1b[1mqueue  ready  ")
     assert len(text.splitlines()) == 2
 
 
