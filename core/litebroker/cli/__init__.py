@@ -13,9 +13,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command with these arguments, or those of the process, and exit."""
     try:
         from litebroker.cli.app import run
+
+        status = run(sys.argv[1:] if args is None else args)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"click", "rich"}:
             raise
         sys.stderr.write("litebroker: the command needs click and rich: pip install 'litebroker[cli]'\n")
-        sys.exit(1)
-    sys.exit(run(sys.argv[1:] if args is None else args))
+        status = 1
+    sys.exit(status)

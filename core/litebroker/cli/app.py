@@ -7,33 +7,59 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from importlib import import_module
+from keyword import iskeyword
+from typing import Any, cast
 
 import click
 
-from litebroker.cli.add import add
-from litebroker.cli.backup import backup, migrate, restore, vacuum
-from litebroker.cli.completion import completion
-from litebroker.cli.dead import dead
-from litebroker.cli.doctor import check, doctor
-from litebroker.cli.jobs import jobs
-from litebroker.cli.metrics import metrics
 from litebroker.cli.options import Place, database_option
-from litebroker.cli.queues import pause, purge, queues, resume
-from litebroker.cli.rq import rq
-from litebroker.cli.schedules import schedules
-from litebroker.cli.stats import stats
-from litebroker.cli.transfer import export, import_
-from litebroker.cli.why import why
-from litebroker.cli.worker import worker
 from litebroker.errors import LitebrokerError
 
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141  # As a shell reports a program that SIGPIPE has ended.
 
 
+# Each command and its module, which is loaded when the command is asked for: together they take longer to load than
+# most commands take to run.
+_COMMANDS = {
+    "add": "add",
+    "backup": "backup",
+    "check": "doctor",
+    "completion": "completion",
+    "dead": "dead",
+    "doctor": "doctor",
+    "export": "transfer",
+    "import": "transfer",
+    "jobs": "jobs",
+    "metrics": "metrics",
+    "migrate": "backup",
+    "pause": "queues",
+    "purge": "queues",
+    "queues": "queues",
+    "restore": "backup",
+    "resume": "queues",
+    "rq": "rq",
+    "schedules": "schedules",
+    "stats": "stats",
+    "vacuum": "backup",
+    "why": "why",
+    "worker": "worker",
+}
+
+
 class _Group(click.Group):
+    def list_commands(self, _: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
+        module = _COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        # A keyword of Python's has an underscore behind it there.
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        return cast("click.Command", getattr(import_module(f"litebroker.cli.{module}"), name))
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
@@ -52,6 +78,8 @@ class _Group(click.Group):
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001 (click calls it so)
     if value:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             click.echo(f"litebroker {version('litebroker')}")
         except PackageNotFoundError:
@@ -71,30 +99,6 @@ def litebroker() -> None:
     It ends with 0 when all went well, 1 when something was refused or failed, 2 when the command line is wrong, and
     130 when it was interrupted.
     """
-
-
-litebroker.add_command(add)
-litebroker.add_command(backup)
-litebroker.add_command(check)
-litebroker.add_command(completion)
-litebroker.add_command(dead)
-litebroker.add_command(doctor)
-litebroker.add_command(export)
-litebroker.add_command(import_)
-litebroker.add_command(jobs)
-litebroker.add_command(metrics)
-litebroker.add_command(migrate)
-litebroker.add_command(pause)
-litebroker.add_command(purge)
-litebroker.add_command(queues)
-litebroker.add_command(restore)
-litebroker.add_command(resume)
-litebroker.add_command(rq)
-litebroker.add_command(schedules)
-litebroker.add_command(stats)
-litebroker.add_command(vacuum)
-litebroker.add_command(why)
-litebroker.add_command(worker)
 
 
 def run(args: Sequence[str]) -> int:
