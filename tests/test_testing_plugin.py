@@ -29,6 +29,7 @@ from litebroker import (
     State,
     current_job,
 )
+from litebroker.aio import AsyncQueue
 from litebroker.testing import ManualClock, assert_enqueued, assert_not_enqueued, drain, redirected
 
 ROOT = Path(__file__).parent.parent
@@ -210,6 +211,23 @@ def test_after_drain_results_are_there(storage: SQLiteStorage) -> None:
     assert good.result(0) == 2
     with pytest.raises(JobFailedError, match="NoneType"):
         bad.result(0)
+
+
+def test_drain_works_for_a_queue_of_asyncio(storage: SQLiteStorage) -> None:
+    seen: list[Any] = []
+
+    async def handler(data: Any) -> None:
+        seen.append(data)
+
+    async def main() -> None:
+        async with AsyncQueue("emails", storage) as queue:
+            await queue.add(1)
+            await asyncio.to_thread(drain, queue.sync, handler)
+            assert_not_enqueued(queue.sync)
+
+    asyncio.run(main())
+
+    assert seen == [1]
 
 
 def test_drain_ends_a_handler_that_never_comes_to_an_end(queue: Queue[Any]) -> None:
