@@ -755,6 +755,30 @@ def test_an_initializer_that_fails_is_an_error_of_process(queue: Queue[Any]) -> 
     assert queue.stats() == Counts(ready=1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_does_not_end_a_process_that_is_starting(
+    queue: Queue[Any], notebook: Notebook, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", signalled(number))
+
+    queue.process(handlers.tell_pid, workers="processes")
+
+    queue.add(notebook.path)
+    assert comes_true(is_done(queue))
+    assert len(notebook.pids()) == 1
+
+
+def signalled(number: signal.Signals) -> type[subprocess.Popen[bytes]]:
+    """Processes that get a signal as soon as they are there."""
+
+    class Signalled(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.send_signal(number)
+
+    return Signalled
+
+
 FRAGILE = """
 import os
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, cast
 
-from litebroker.children import VARIABLE, Channel, Message, cancelled_in, unpacked
+from litebroker.children import SIGNALS, VARIABLE, Channel, Message, cancelled_in, unpacked
 from litebroker.failures import job_error
 from litebroker.jobs import JobError, JobSpec
 from litebroker.observers import running_job
@@ -67,6 +67,7 @@ def _set_signals(stacks: int) -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
     faulthandler.enable(file=stacks, all_threads=False)
     faulthandler.register(signal.SIGTERM, file=stacks, all_threads=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _end_with_parent(life: int) -> None:

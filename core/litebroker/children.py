@@ -37,6 +37,8 @@ from litebroker.terms import Terms, log_error
 
 # A child knows by it that it is one; the value is its pid, so that what it starts does not take itself for one, too.
 VARIABLE = "LITEBROKER_CHILD"
+# Those that come to all processes, and that a child leaves to its parent.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # That a child has died is known at once by the end of its socket, unless something that it has forked holds it, too.
 _LOOK_S = 1.0
 # How long a child may take to end in order, and to say where its handler stands.
@@ -412,6 +414,9 @@ class _Child:
             on_error.callback(os.close, self._life)
             theirs.callback(os.close, life)
             files = [channel.fileno(), bell.fileno(), stacks, life]
+            # It inherits the mask, and takes it off when it knows what to do with these signals.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            theirs.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
             self._process = subprocess.Popen(  # noqa: S603 (our own command)
                 [sys.executable, *_flags(), "-c", _RUN.format(folder=_FOLDER), *map(str, files)],
                 stdin=subprocess.DEVNULL,
