@@ -496,6 +496,43 @@ def test_several_tasks_loop_over_the_jobs_of_a_queue(where: str) -> None:
     run(main())
 
 
+def test_no_job_is_lost_to_consumers_that_are_cancelled(where: str) -> None:
+    async def main() -> None:
+        async with AsyncQueue("emails", where) as queue:
+            random = Random(4)
+            done: list[int] = []
+
+            async def consume() -> None:
+                while True:
+                    jobs = await queue.claim(random.randint(1, 3), wait=random.choice([0, 0.01, LIMIT]))
+                    # What it has got it settles, come what may.
+                    settled = asyncio.ensure_future(asyncio.gather(*[queue.complete(job) for job in jobs]))
+                    try:
+                        await asyncio.shield(settled)
+                    finally:
+                        assert all(await settled)
+                        done.extend(job.data for job in jobs)
+
+            consumers = [asyncio.ensure_future(consume()) for _ in range(20)]
+            for number in range(200):
+                await queue.add_many([number] * 5)
+                victim = random.randrange(20)
+                consumers[victim].cancel()
+                await asyncio.wait([consumers[victim]])
+                consumers[victim] = asyncio.ensure_future(consume())
+
+            async def all_done() -> bool:
+                return len(done) == 1000
+
+            assert await comes_true(all_done)
+            assert await queue.stats() == Counts()
+            for task in consumers:
+                task.cancel()
+            await asyncio.wait(consumers)
+
+    run(main())
+
+
 # Cancellation
 
 

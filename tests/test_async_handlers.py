@@ -766,3 +766,35 @@ def test_the_jobs_of_a_killed_program_run_again(
 
     assert comes_true(lambda: queue.stats() == Counts())
     assert sorted(seen) == [1, 2, 3]
+
+
+TASKS = """
+import asyncio
+
+loops = set()
+
+
+async def handler(data):
+    loops.add(asyncio.get_running_loop())
+    print(f"{data} on loop {len(loops)}", flush=True)
+"""
+
+
+def test_the_command_line_has_one_loop_for_all_queues(tmp_path: Path, storage: SQLiteStorage) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    queues: list[Queue[Any]] = [Queue(name, storage) for name in ("a", "b")]
+    for queue in queues:
+        queue.add(queue.name)
+    command = [sys.executable, "-m", "litebroker.cli", "worker", "tasks:handler", "--queue", "a", "--queue", "b"]
+
+    process = subprocess.Popen(
+        [*command, "--concurrency", "500", "--db", str(storage.path)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    said = sorted(process.stdout.readline() for _ in range(2))
+    process.terminate()
+    process.communicate(timeout=LIMIT)
+
+    assert said == ["a on loop 1\n", "b on loop 1\n"]
+    assert process.returncode == 0
+    assert all(queue.stats() == Counts() for queue in queues)
