@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from litebroker import (
     ChildError,
     Counts,
     ErrorContext,
+    JobRecord,
     NewJob,
+    Observer,
     ProcessDiedError,
     ProcessStartError,
     Queue,
@@ -664,6 +667,39 @@ def test_the_latest_progress_gets_through(queue: Queue[Any], notebook: Notebook)
     assert comes_true(
         lambda: (said := queue.progress(job)) is not None and (said.fraction, said.note) == (0.99, "late")
     )
+
+
+def test_observers_watch_from_the_parent(queue: Queue[Any]) -> None:
+    class Watching(Observer):
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        @contextmanager
+        def running(self, jobs: Sequence[JobRecord]) -> Iterator[None]:
+            try:
+                yield
+            except Exception as error:
+                self.seen.append(f"{jobs[0].attempts}: {error}")
+                raise
+
+        def settled(self, job: JobRecord, outcome: str) -> None:
+            self.seen.append(outcome)
+
+    watching = Watching()
+    queue.observe(watching)
+    queue.process(handlers.by_name, workers="processes")
+    queue.add_many([["fail", "wrong"], ["exit_at_once"], ["print_it", "fine"]])
+
+    assert comes_true(is_done(queue))
+
+    assert comes_true(lambda: len(watching.seen) == 5)
+    assert sorted(watching.seen) == [
+        "1: LookupError: wrong",
+        "1: the process that ran it ended with status 7",
+        "completed",
+        "failed",
+        "failed",
+    ]
 
 
 # Batches, and async handlers
