@@ -868,8 +868,9 @@ def test_no_code_of_ours_opens_the_database_by_itself() -> None:
                 if isinstance(call, ast.Call) and ast.unparse(call.func) in {"open", "os.open", "io.open"}:
                     found.add((file.name, function.name, ast.unparse(call.args[0])))
 
-    # The locks' own files, in their folder.
+    # The locks' own files, in their folder; and a backup's copy, before and after a connection has it open.
     found = {entry for entry in found if entry[0] != "locks.py"}
+    found -= {("backup.py", "_partial", "path"), ("backup.py", "_sync", "path")}
     assert {(file, function) for file, function, _path in found} == {("engine.py", "_wal_descriptor")}
     assert sorted(what for _file, _function, what in found) == [
         "f'{self.path}-wal'",

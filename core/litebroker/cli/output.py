@@ -1,12 +1,11 @@
-"""Tables that fit a terminal or a pipe, JSON, questions, and bars for long work."""
+"""Tables that fit a terminal or a pipe, JSON, and questions."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
@@ -93,18 +92,3 @@ def confirm(question: str, *, yes: bool) -> None:
         raise click.UsageError(f"give --yes, since nobody can be asked here: {question}")
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was done")
-
-
-@contextmanager
-def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr for the time of the block, on a terminal only; what is given adds to it."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _count: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)

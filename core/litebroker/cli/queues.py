@@ -8,7 +8,8 @@ from typing import NamedTuple
 import click
 
 from litebroker.cli.options import database_option, named_queues, opened
-from litebroker.cli.output import confirm, duration, iso, print_json, print_table, progress, tell
+from litebroker.cli.output import confirm, duration, iso, print_json, print_table, tell
+from litebroker.cli.progress import progress
 from litebroker.cli.watch import RATES, Flow, Look, check, now_of, plain_rates, rate_cells, repeat, watch_options
 from litebroker.jobs import Counts, QueueInfo, State
 from litebroker.storage import ScheduleRecord, Storage
@@ -230,11 +231,11 @@ def purge(ctx: click.Context, names: tuple[str, ...], states: tuple[str, ...], *
 def _purge(storage: Storage, queue: str, states: Sequence[State], expected: int) -> int:
     gone = 0
     try:
-        with progress(f"deleting from {queue!r}", expected) as advance:
+        with progress(f"deleting from {queue!r}", expected) as show:
             while True:
                 count = storage.purge(queue, states, limit=_SLICE)
                 gone += count
-                advance(count)
+                show(gone, expected)
                 if count < _SLICE:
                     return gone
     except BaseException:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from litebroker.cli.options import duration, usage_errors
-from litebroker.cli.output import confirm, print_json, printable, progress
+from litebroker.cli.output import confirm, print_json, printable
+from litebroker.cli.progress import progress
 from litebroker.inspection import Filter, Inspection, Outcome
 from litebroker.inspectors import JobRow, TooLate
 from litebroker.jobs import State
@@ -176,13 +177,15 @@ def _run_ids(inspection: Inspection, task: Task, ids: Sequence[str], report: _Re
 
 def _run_all(inspection: Inspection, task: Task, where: Filter, report: _Report) -> None:
     pace = _Pace(task.per_second)
-    with progress(task.done, inspection.count(where)) as advance:
+    done, total = 0, inspection.count(where)
+    with progress(task.done, total) as show:
         for page in inspection.walk(where):
             rows = [row for row in page if not task.keeps(row)]
             for start in range(0, len(rows), pace.bite):
                 bite = rows[start : start + pace.bite]
                 report.add(task.mend(bite))
-                advance(len(bite))
+                done += len(bite)
+                show(done, total)
                 pace.wait(len(bite))
 
 
