@@ -134,6 +134,7 @@ def kills(fleet: Fleet, folder: Path, *, seconds: float, seed: int) -> Figures:
             _judge(campaign, figures)
         finally:
             campaign.herd.close()
+            campaign.ledger.close()
     return figures
 
 

@@ -26,6 +26,9 @@ class Ledger:
         self.folder = folder
         self._file = os.open(folder / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
+    def close(self) -> None:
+        os.close(self._file)
+
     def tell(self, *words: object) -> None:
         os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
 

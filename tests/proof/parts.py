@@ -11,7 +11,9 @@ from tests.proof.bad_days import bad_days
 from tests.proof.failpoints import failpoints
 from tests.proof.figures import Figures
 from tests.proof.fleets import FLEETS, Fleet
+from tests.proof.histories import histories
 from tests.proof.kills import kills
+from tests.proof.model import model
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ _PARTS = (
     *(_kills(fleet) for fleet in FLEETS.values() if fleet.can_run),
     Part("failpoints", 120, failpoints),
     Part("adapters", 120, adapters),
+    Part("histories", 60, histories),
+    Part("model", 60, model),
     Part("bad days", 150, bad_days),
 )
 PARTS = {part.name: part for part in _PARTS}

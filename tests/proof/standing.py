@@ -11,10 +11,10 @@ The hook lies in the child only; the product knows nothing of it.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
 import json
 import os
+import select
 import signal
 import sqlite3
 import sys
@@ -156,7 +156,6 @@ class Child:
             code = 1
             try:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
                 answer = json.dumps(work(), default=repr).encode()
                 with open(writing, "wb") as pipe:  # noqa: PTH123 - a descriptor
                     pipe.write(answer)
@@ -169,23 +168,42 @@ class Child:
         os.close(writing)
 
     def answer(self) -> Any:
-        """What it answered. Raises ``ChildProcessError`` when it failed."""
-        with open(self._reading, "rb") as pipe:  # noqa: PTH123 - a descriptor
-            text = pipe.read()
+        """What it answered. Raises ``ChildProcessError`` when it failed, or took too long."""
+        text = b""
+        deadline = time.monotonic() + _LIMIT_S
+        with open(self._reading, "rb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
+            while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                more = pipe.read(2**20)
+                if not more:
+                    break
+                text += more
+        if time.monotonic() > deadline:
+            os.kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
-        if status:
-            raise ChildProcessError(f"it ended with {os.waitstatus_to_exitcode(status)}; see above")
+        self._check(status)
         return json.loads(text)
 
     def stands(self) -> bool:
         """Wait until it stands, or has ended. Nobody reads its answer: it has to be short."""
-        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        deadline = time.monotonic() + _LIMIT_S
+        pid = status = 0
+        while not pid:
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            pid, status = os.waitpid(self.pid, os.WUNTRACED | os.WNOHANG)
+            time.sleep(0 if pid else 0.001)
         if os.WIFSTOPPED(status):
             return True
         os.close(self._reading)
-        if status:
-            raise ChildProcessError(f"it ended with {os.waitstatus_to_exitcode(status)}; see above")
+        self._check(status)
         return False
+
+    def _check(self, status: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGKILL:
+            raise ChildProcessError(f"it had not ended after {_LIMIT_S} s, or was killed")
+        if code:
+            raise ChildProcessError(f"it ended with {code}; see above")
 
     def kill(self) -> None:
         """SIGKILL, while it stands."""

@@ -137,32 +137,35 @@ class JobVerbs(Session):
         if limit < 1 or not wanted:
             return []
         self._register(joined=joined)
-        claimed, ungrouped = self._claim_of(wanted, limit, lease_ms)
-        if ungrouped:
-            # Another process has made the first groups of these.
-            self._engine.grouped.update(queue for _name, queue in ungrouped)
-            claimed += self._claim_of(ungrouped, limit - len(claimed), lease_ms, alone=not claimed)[0]
+        claimed, rest = self._claim_of(wanted, limit, lease_ms)
+        while rest:
+            # Another process has made the first groups of this queue.
+            self._engine.grouped.add(rest[0][1])
+            found, rest = self._claim_of(rest, limit - len(claimed), lease_ms, alone=not claimed)
+            claimed += found
         self._pass_on(wanted, claimed, limit, joined=joined)
         return claimed
 
     def _claim_of(
         self, wanted: list[tuple[str, int]], limit: int, lease_ms: int, *, alone: bool = True
     ) -> tuple[list[JobRecord], list[tuple[str, int]]]:
-        """Claim from these queues; and those of them that were taken to be without groups, and are not.
+        """Claim from these queues up to one that was taken to be without groups, and is not: that and all behind it.
 
         Args:
             alone: Nothing has been claimed before: a job that has lapsed may be the first, and then the only one.
         """
         grouped = self._engine.grouped
+        single = not any(queue in grouped for _name, queue in wanted)
 
         def op(tx: Tx) -> tuple[list[JobRecord], list[tuple[str, int]]]:
             got: list[JobRecord] = []
-            mistaken: list[tuple[str, int]] = []
-            for name, queue in wanted:
+            for position, (name, queue) in enumerate(wanted):
                 rest = limit - len(got)
                 if rest <= 0:
                     break
                 self._take_back(tx, name, queue)
+                if single and queue in grouped:
+                    return got, wanted[position:]  # Turns take a transaction.
                 claim = self._claim_in_turns if queue in grouped else self._claim_in_line
                 found, met_lapsed = claim(tx, name, queue, rest, lease_ms, alone=alone and not got)
                 got += found
@@ -170,10 +173,9 @@ class JobVerbs(Session):
                     tx.wake(name, 1)  # There may be more, for another claim.
                     break
                 if queue not in grouped and len(found) < rest and tx.db.rows(sql.HAS_GROUPS, {"queue": queue}):
-                    mistaken.append((name, queue))
-            return got, mistaken
+                    return got, wanted[position:]
+            return got, []
 
-        single = not any(queue in grouped for _name, queue in wanted)
         return self._write(op, lasting=False, single=single)
 
     def _pass_on(self, wanted: list[tuple[str, int]], claimed: list[JobRecord], limit: int, *, joined: bool) -> None:
@@ -213,7 +215,9 @@ class JobVerbs(Session):
         now, steady = engine.clock.now_ms(), engine.steady_ms()
         if engine.looked.get(queue) == (now, steady):
             return []
-        (due, lease_end) = tx.db.rows(sql.NEXT_EVENTS, {"queue": queue})[0]
+        (due, lease_end, has_groups) = tx.db.rows(sql.NEXT_EVENTS, {"queue": queue})[0]
+        if has_groups:
+            engine.grouped.add(queue)  # Another process may have made them.
         failed: list[JobRecord] = []
         if lease_end is not None and lease_end <= steady:
             failed = recovery.recover_ended(engine, tx, name, queue, now=now, steady=steady)

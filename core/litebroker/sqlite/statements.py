@@ -161,7 +161,8 @@ SET_GROUP_TURN = "update litebroker_group set turn = :turn where id = :grp"
 # What the queue waits for: the next due time of a delayed job, and the next end of a lease.
 NEXT_EVENTS = (
     "select (select min(due_at_ms) from litebroker_job where state = 2 and queue = +:queue),"
-    " (select min(lease_until_ms) from litebroker_job where state = 1 and queue = +:queue)"
+    " (select min(lease_until_ms) from litebroker_job where state = 1 and queue = +:queue),"
+    " exists(select 1 from litebroker_group where queue = +:queue)"
 )
 # The same, for a waiter: whether anything may be claimed now, too.
 WAITING = (
