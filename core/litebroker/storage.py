@@ -1,4 +1,4 @@
-"""The contract between the engine and whatever keeps its jobs: jobs, values and schedules.
+"""The contract between the engine and whatever keeps its jobs: jobs, values, schedules, and what tools ask.
 
 Everything above this page works on any storage that keeps it; `litebroker.testing.contract` is its test.
 Three rules hold for every verb:
@@ -37,7 +37,7 @@ from litebroker.jobs import (
 )
 from litebroker.schedules import ScheduleSpec
 
-__all__ = ["Jobs", "Listener", "ScheduleRecord", "ScheduleSpec", "Schedules", "Storage", "Value", "Values"]
+__all__ = ["Jobs", "Listener", "ScheduleRecord", "ScheduleSpec", "Schedules", "Storage", "Tools", "Value", "Values"]
 
 
 class Jobs(Protocol):
@@ -124,24 +124,6 @@ class Jobs(Protocol):
     def rank(self, job_id: int) -> int | None:
         """How many jobs `page` would give before this pending one; None when it is not pending."""
 
-    def holders(self, job_ids: Sequence[int]) -> dict[int, Holder]:
-        """Who has the active ones among these jobs, by id. It changes nothing, also where a lease has ended."""
-
-    def standing(self, job_id: int) -> Standing | None:
-        """Where a pending job stands in its stream, and its group; None when it is not pending. It changes nothing."""
-
-    def issued_at_ms(self, job_id: int) -> int | None:
-        """When a job of this id was added, or would have been, by the id alone; None when it does not tell."""
-
-    def arrivals(self, after: int | None, *, limit: int = 1000) -> Arrivals:
-        """The next jobs, ``limit`` at most, with higher ids than ``after``; None counts none and answers the latest id.
-
-        Ids are given in the order of adding, but for transactions that their callers hold open for long.
-        """
-
-    def ended_since(self, queue: str, state: State, since_ms: int) -> int:
-        """How many jobs came to this end, one of the last three states, at that instant or later, and are there."""
-
     def counts(self, queue: str) -> Counts:
         """How many jobs are in each state, counted now: it costs a walk through the indexes (5 ms for 100,000 jobs)."""
 
@@ -194,24 +176,6 @@ class Jobs(Protocol):
 
     def pause(self, queue: str, *, paused: bool) -> bool:
         """Stop or go on with new claims and schedules of the queue. False when it is so already."""
-
-    # For tools that carry what is here to another storage.
-
-    def walk_jobs(self, *, after: int | None = None, limit: int = 1000) -> list[JobCopy]:
-        """A page of all jobs of all queues, in the order of their ids, following the id ``after``.
-
-        A walk from end to end meets every job once that is there all the while, whatever becomes of it meanwhile.
-        """
-
-    def put_jobs(self, copies: Sequence[JobCopy]) -> list[bool]:
-        """Store jobs as they are, under their own ids. False, unchanged, for those that cannot come.
-
-        These are jobs whose id is there, or whose dedupe key is held in their queue. A group goes along, under the
-        concurrency that it has here, if any.
-
-        Raises:
-            ValueError: One is active: a lease is bound to its storage. Nothing was stored.
-        """
 
 
 class Value(NamedTuple):
@@ -275,12 +239,6 @@ class Values(Protocol):
     def scan(self, space: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, Value]]:
         """A page of a space in the order of its keys, following the key ``after``."""
 
-    def walk_values(self, *, after: tuple[str, str] | None = None, limit: int = 1000) -> list[tuple[str, str, Value]]:
-        """A page of all spaces, in the order of spaces and keys, following this space and key.
-
-        For tools, as `Jobs.walk_jobs`. Values that have an owner are left out: they are gone with a lease.
-        """
-
     def size(self, space: str) -> int:
         """How many values the space has."""
 
@@ -339,6 +297,56 @@ class Schedules(Protocol):
         """
 
 
+class Tools(Protocol):
+    """What only tools ask: where jobs stand, what comes and goes, and jobs as they are, for another storage."""
+
+    def holders(self, job_ids: Sequence[int]) -> dict[int, Holder]:
+        """Who has the active ones among these jobs, by id. It changes nothing, also where a lease has ended."""
+
+    def standing(self, job_id: int) -> Standing | None:
+        """Where a pending job stands in its stream, and its group; None when it is not pending. It changes nothing."""
+
+    def issued_at_ms(self, job_id: int) -> int | None:
+        """When a job of this id was added, or would have been, by the id alone; None when it does not tell."""
+
+    def arrivals(self, after: int | None, *, limit: int = 1000) -> Arrivals:
+        """The next jobs, ``limit`` at most, with higher ids than ``after``; None counts none and answers the latest id.
+
+        Ids are given in the order of adding, but for transactions that their callers hold open for long.
+        """
+
+    def ended_since(self, queue: str, state: State, since_ms: int) -> int:
+        """How many jobs came to this end, one of the last three states, at that instant or later, and are there."""
+
+    def walk_jobs(self, *, after: int | None = None, limit: int = 1000) -> list[JobCopy]:
+        """A page of all jobs of all queues, in the order of their ids, following the id ``after``.
+
+        A walk from end to end meets every job once that is there all the while, whatever becomes of it meanwhile.
+        """
+
+    def put_jobs(self, copies: Sequence[JobCopy]) -> list[bool]:
+        """Store jobs as they are, under their own ids. False, unchanged, for those that cannot come.
+
+        These are jobs whose id is there, or whose dedupe key is held in their queue. A group goes along, under the
+        concurrency that it has here, if any.
+
+        Raises:
+            ValueError: One is active: a lease is bound to its storage. Nothing was stored.
+        """
+
+    def walk_values(self, *, after: tuple[str, str] | None = None, limit: int = 1000) -> list[tuple[str, str, Value]]:
+        """A page of all spaces, in the order of spaces and keys, following this space and key.
+
+        For tools, as `Jobs.walk_jobs`. Values that have an owner are left out: they are gone with a lease.
+        """
+
+    def is_awaited(self, queue: str) -> bool | None:
+        """Whether a listener for the queue is open in any process; None where that cannot be told from here.
+
+        Workers have one open as long as they live, whether they are busy or not.
+        """
+
+
 class Listener(Protocol):
     """One waiter. Not for several threads at once, but for `wake` and `close`."""
 
@@ -357,8 +365,8 @@ class Listener(Protocol):
         """Let go of it. Ends a current `wait`. After a fork the child makes its own; closing this one there is safe."""
 
 
-class Storage(Jobs, Values, Schedules, Protocol):
-    """All three, with what they share."""
+class Storage(Jobs, Tools, Values, Schedules, Protocol):
+    """All of these, with what they share."""
 
     @property
     def clock(self) -> Clock:
@@ -389,12 +397,6 @@ class Storage(Jobs, Values, Schedules, Protocol):
 
     def listener(self, queues: Sequence[str] = (), topics: Sequence[str] = ()) -> Listener:
         """A waiter for jobs in these queues (one is woken for each new job) and for these topics (all are)."""
-
-    def is_awaited(self, queue: str) -> bool | None:
-        """Whether a listener for the queue is open in any process; None where that cannot be told from here.
-
-        Workers have one open as long as they live, whether they are busy or not.
-        """
 
     def notify(self, topic: str) -> None:
         """Wake every listener of the topic, in all processes; after the commit, inside a transaction."""
