@@ -14,6 +14,7 @@ from tests.proof.fleets import FLEETS, Fleet
 from tests.proof.histories import histories
 from tests.proof.kills import kills
 from tests.proof.model import model
+from tests.proof.wal_reset import wal_reset
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ _PARTS = (
     Part("adapters", 120, adapters),
     Part("histories", 60, histories),
     Part("model", 60, model),
+    Part("WAL resets", 30, wal_reset),
     Part("bad days", 150, bad_days),
 )
 PARTS = {part.name: part for part in _PARTS}
