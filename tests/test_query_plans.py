@@ -57,8 +57,7 @@ def database() -> Iterator[sqlite3.Connection]:
 
 def _plan(db: sqlite3.Connection, statement: str) -> list[str]:
     names = set(re.findall(r":([a-z_]+)", statement))
-    places = set(re.findall(r"\?\d+", statement)) or range(statement.count("?"))
-    params: object = dict.fromkeys(names, 1) if names else [1] * len(places)
+    params: object = dict.fromkeys(names, 1) if names else [1] * statement.count("?")
     return [row[3] for row in db.execute(f"explain query plan {statement}", params)]  # type: ignore[arg-type]
 
 

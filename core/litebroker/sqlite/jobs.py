@@ -67,7 +67,8 @@ class JobVerbs(Session):
         engine = self._engine
         name, payload, encoding, priority, *_, max_attempts, _headers, ref, task, _front = spec
         queue = engine.queue_ids.get(name) or self._made_queue(name)
-        values = (queue, priority, engine.clock.now_ms(), max_attempts or 0, ref, task, encoding, payload)
+        now = engine.clock.now_ms()
+        values = (queue, priority, now, max_attempts or 0, now, now, now, now, ref, task, encoding, payload)
 
         def op(tx: Tx) -> Added:
             job_id = engine.identities.first_id(1)
@@ -818,7 +819,21 @@ def _insert_free(
         tx.db.many(
             sql.INSERT_PLAIN,
             [
-                (job_id, queues[queue], priority, now, max_attempts or 0, ref, task, encoding, payload)
+                (
+                    job_id,
+                    queues[queue],
+                    priority,
+                    now,
+                    max_attempts or 0,
+                    now,
+                    now,
+                    now,
+                    now,
+                    ref,
+                    task,
+                    encoding,
+                    payload,
+                )
                 for job_id, (queue, payload, encoding, priority, *_, max_attempts, _headers, ref, task, _front) in zip(
                     ids, specs, strict=True
                 )
@@ -852,6 +867,9 @@ def _values(spec: JobSpec, queue: int, job_id: int, now: int, *, group: int | No
         spec.priority,
         due,
         spec.max_attempts or 0,
+        now,
+        now,
+        now,
         now,
         group,
         spec.dedupe_key,

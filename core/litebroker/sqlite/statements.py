@@ -70,13 +70,13 @@ SET_QUEUE_TURNS = "update litebroker_queue set turn = :turn, ungrouped_turn = :u
 INSERT = (
     "insert into litebroker_job(id, queue, state, priority, due_at_ms, attempts, max_attempts, token, lease_until_ms,"
     " renewed_at_ms, claimed_at_ms, created_at_ms, grp, dedupe_key, dedupe_ends, ref, task, encoding, headers, payload)"
-    f" values(?1, ?2, ?3, ?4, ?5, 0, ?6, {NO_TOKEN}, ?7, ?7, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"
+    f" values(?, ?, ?, ?, ?, 0, ?, {NO_TOKEN}, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 # A job that is due now, without a dedupe key, a group or headers, as most are: fewer parameters make it faster.
 INSERT_PLAIN = (
     "insert into litebroker_job(id, queue, state, priority, due_at_ms, attempts, max_attempts, token, lease_until_ms,"
     " renewed_at_ms, claimed_at_ms, created_at_ms, dedupe_ends, ref, task, encoding, payload)"
-    f" values(?1, ?2, 0, ?3, ?4, 0, ?5, {NO_TOKEN}, ?4, ?4, ?4, ?4, 0, ?6, ?7, ?8, ?9)"
+    f" values(?, ?, 0, ?, ?, 0, ?, {NO_TOKEN}, ?, ?, ?, ?, 0, ?, ?, ?, ?)"
 )
 INSERT_UNLESS_HELD = f"{INSERT} on conflict(queue, dedupe_key) where {_HOLDS_KEY} do nothing returning id"
 HOLDER_OF_KEY = f"select id from litebroker_job where queue = +:queue and dedupe_key = :dedupe_key and {_HOLDS_KEY}"
