@@ -152,7 +152,8 @@ def tell_facts(path: str, context: Context) -> None:
 
 
 def complete_with_followers(path: str, context: Context) -> None:
-    done = context.complete(then=["next", NewJob("later", queue="others", priority=3, headers={"a": "b"})])
+    followers = [NewJob("next", queue="others"), NewJob("later", queue="others", priority=3, headers={"a": "b"})]
+    done = context.complete(then=followers)
     write(path, done, context.complete())
 
 
@@ -202,7 +203,7 @@ def settle_in_a_thread(path: str, context: Context) -> None:
 
 
 def complete_and_crash(_: object, context: Context) -> None:
-    context.complete(then=["follower"])
+    context.complete(then=[NewJob("follower", queue="others")])
     os._exit(1)
 
 
@@ -239,7 +240,7 @@ def crash_in_batch(_: list[str]) -> None:
 
 async def tell_async(path: str, context: AsyncContext) -> None:
     write(path, "async", context.attempt)
-    await context.complete(then=["follower"])
+    await context.complete(then=[NewJob("follower", queue="others")])
 
 
 async def wait_async(path: str, context: AsyncContext) -> None:
