@@ -743,7 +743,7 @@ def test_an_async_handler_runs_on_a_loop_of_its_process(queue: Queue[Any], noteb
     worker.close()
 
     assert notebook.lines() == ["async 1"]
-    assert [job.data for job in Queue("others", queue.storage).list()] == ["follower"]
+    assert [job.data for job in Queue("others", queue.storage).list("pending")] == ["follower"]
 
 
 def test_an_async_handler_is_cancelled_by_a_shutdown(queue: Queue[Any], notebook: Notebook) -> None:
