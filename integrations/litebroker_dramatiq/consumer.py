@@ -195,7 +195,9 @@ class SQLiteConsumer(Consumer):
             message: Message[Any] = Message.decode(record.payload)
             eta = message.options.pop("eta", None)
         except Exception as error:  # noqa: BLE001 (an encoder raises what it likes)
-            _log.exception("job %d in queue %r is no message: it is a dead letter now", record.id, self._name)
+            # By its class alone: the texts of such errors quote what they could not read.
+            kind = type(error.__cause__ or error).__name__
+            _log.error("job %d in queue %r is no message (%s): it is a dead letter now", record.id, self._name, kind)
             self._broker.storage.fail(record.lease, job_error(error, reason="parse"), retry_in_ms=None)
             return None
         # Another broker's. With an eta, the worker would keep the message in memory until then.
