@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from litebroker import Context, Group, GroupConflictError, NewJob, PayloadError, current_job
-from litebroker.worker import AsyncContext
+from litebroker import AsyncContext, Context, Group, GroupConflictError, NewJob, PayloadError, current_job
 
 _kept: list[bytearray] = []
 _initialized: list[str] = []

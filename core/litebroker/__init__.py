@@ -13,6 +13,7 @@ from __future__ import annotations
 from litebroker.arguments import Group, NewJob, Retention, duration_ms
 from litebroker.backoff import Backoff
 from litebroker.clock import Clock, SystemClock
+from litebroker.contexts import AsyncContext, Context
 from litebroker.errors import (
     CancelledTooLateError,
     ChildError,
@@ -75,7 +76,7 @@ from litebroker.serializer import JSON, RAW, Serializer
 from litebroker.sqlite import Durability, Options, SQLiteStorage, open_storage
 from litebroker.storage import Listener, ScheduleRecord, Storage, Value
 from litebroker.terms import ErrorContext, log_error
-from litebroker.worker import AsyncContext, Context, Worker
+from litebroker.worker import Worker
 
 __all__ = [
     "JSON",

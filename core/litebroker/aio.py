@@ -15,11 +15,12 @@ from time import monotonic
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from litebroker.arguments import duration_ms, whole_number
+from litebroker.contexts import AsyncContext
 from litebroker.errors import CancelledTooLateError, StorageClosedError
 from litebroker.hops import Hops
 from litebroker.queue import Job, Queue
 from litebroker.storage import Listener, Storage
-from litebroker.worker import AsyncContext, Worker, is_async
+from litebroker.worker import Worker, is_async
 
 __all__ = ["AsyncContext", "AsyncQueue", "AsyncWorker", "CancelledTooLateError"]
 

@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any, cast
 
 from litebroker.children import SIGNALS, VARIABLE, Channel, Message, cancelled_in, unpacked
+from litebroker.contexts import AsyncContext, Context, Held
 from litebroker.failures import job_error
 from litebroker.jobs import JobError, JobSpec
 from litebroker.observers import running_job
@@ -29,8 +30,7 @@ from litebroker.results import report
 from litebroker.sqlite import SQLiteStorage
 from litebroker.storage import Storage
 from litebroker.terms import Terms
-from litebroker.worker import AsyncContext, Context, is_async
-from litebroker.worker import _Held as Held
+from litebroker.worker import is_async
 
 _FILES = 4
 # Between two reports of progress to the parent, who writes them down twice a second.

@@ -26,6 +26,7 @@ from litebroker.arguments import (
 )
 from litebroker.backoff import Backoff
 from litebroker.children import Processes
+from litebroker.contexts import AsyncContext, Context
 from litebroker.errors import LeaseLostError
 from litebroker.explanation import Explanation, why
 from litebroker.failures import as_job_error, job_error
@@ -37,7 +38,7 @@ from litebroker.serializer import JSON, Serializer
 from litebroker.sqlite import Durability, open_storage
 from litebroker.storage import ScheduleRecord, Storage
 from litebroker.terms import ErrorContext, OnError, Terms, log_error
-from litebroker.worker import AsyncContext, Context, Worker
+from litebroker.worker import Worker
 
 if TYPE_CHECKING:
     import asyncio

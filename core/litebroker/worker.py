@@ -23,17 +23,18 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import chain
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import CoroutineType, FrameType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from litebroker.arguments import duration_ms, instant, whole_number
+from litebroker.arguments import duration_ms, whole_number
 from litebroker.children import Children, Lane, Processes, failure_of
+from litebroker.contexts import AsyncContext, Context, Held
 from litebroker.errors import (
     ChildError,
     DatabaseBusyError,
@@ -43,10 +44,10 @@ from litebroker.errors import (
     StorageClosedError,
     TimeLimitError,
 )
-from litebroker.failures import as_job_error, job_error
-from litebroker.jobs import JobError, JobRecord, JobSpec, Lease, State
+from litebroker.failures import job_error
+from litebroker.jobs import JobError, JobRecord, Lease, State
 from litebroker.observers import Outcome, Watched, after, running_job, tell
-from litebroker.results import Report, keep, keep_progress, kept_for_ms, own_headers, report, tell_waiters
+from litebroker.results import keep, keep_progress, kept_for_ms, tell_waiters
 from litebroker.storage import Listener, Storage
 from litebroker.terms import ErrorContext, ErrorKind, Terms
 
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from litebroker.coroutines import Coroutines, Run
-    from litebroker.hops import Hops
 
 # How much is claimed beyond what free threads take at once: so many seconds of work, by what jobs have taken so far.
 _AHEAD_S = 0.02
@@ -82,261 +82,6 @@ _LAST_WORDS_S = 5.0
 _SIGNAL_S = 0.5
 
 _logger = logging.getLogger("litebroker")
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class _Held:
-    """A job in a thread's hands: it runs, or has been run and is not settled.
-
-    Attributes:
-        interrupt: Called when it is cancelled.
-    """
-
-    __slots__ = (
-        "cancelled",
-        "event",
-        "failure",
-        "interrupt",
-        "lease",
-        "record",
-        "report",
-        "reported",
-        "result",
-        "settled",
-        "state",
-        "uncommitted",
-        "until",
-    )
-
-    def __init__(self, record: JobRecord, until: float) -> None:
-        self.record = record
-        self.lease = record.lease
-        self.until = until  # Its lease lives at least until then (monotonic).
-        self.failure: tuple[JobError, int | None] | None = None
-        self.state: State | None = None  # What its failure has made of it.
-        self.result: bytes | None = None  # To be kept when it is completed.
-        self.report: Report | None = None  # How far it is, as its handler said,
-        self.reported: Report | None = None  # and as everyone can see.
-        self.settled = False  # Or being settled: the heartbeat must not call it lost.
-        self.uncommitted = False  # Settled in a transaction that the handler was to commit.
-        self.cancelled = False
-        self.event: threading.Event | None = None
-        self.interrupt: Callable[[], object] | None = None
-
-    def cancel(self) -> None:
-        """With the worker's lock held."""
-        self.cancelled = True
-        if self.event is not None:
-            self.event.set()
-        if self.interrupt is not None:
-            self.interrupt()
-
-
-class JobContext:
-    """What a handler may know about its job."""
-
-    __slots__ = ("_held", "_lock", "_record", "_storage", "_terms")
-
-    def __init__(self, held: _Held, storage: Storage, terms: Terms, lock: threading.Lock) -> None:
-        self._held = held
-        self._record = held.record
-        self._storage = storage
-        self._terms = terms
-        self._lock = lock
-
-    @property
-    def job_id(self) -> int:
-        return self._record.id
-
-    @property
-    def queue(self) -> str:
-        return self._record.queue
-
-    @property
-    def attempt(self) -> int:
-        """Which attempt this is. The first is 1; those of workers that vanished count."""
-        return self._record.attempts
-
-    @property
-    def max_attempts(self) -> int | None:
-        """How many it may have; None is without limit."""
-        return self._record.max_attempts
-
-    @property
-    def priority(self) -> int:
-        return self._record.priority
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return own_headers(self._record.headers)
-
-    @property
-    def group(self) -> str | None:
-        return self._record.group
-
-    @property
-    def task(self) -> str | None:
-        return self._record.task
-
-    @property
-    def ref(self) -> str | None:
-        return self._record.ref
-
-    @property
-    def created_at(self) -> datetime:
-        return instant(self._record.created_at_ms)
-
-    @property
-    def cancelled(self) -> threading.Event:
-        """Set when the lease is lost, so that the job is another worker's now, and when a shutdown waits no longer."""
-        with self._lock:
-            if self._held.event is None:
-                self._held.event = threading.Event()
-                if self._held.cancelled:
-                    self._held.event.set()
-            return self._held.event
-
-    def progress(self, fraction: float, note: str = "") -> None:
-        """Say how far the job has come, for `Queue.progress` and the tools: from 0 to 1, and what it is doing.
-
-        Call it as often as you like: it writes nothing itself. The worker writes the latest one twice a second, until
-        the attempt ends; with it, it is gone. A note of over 500 characters is cut.
-
-        Raises:
-            TypeError: ``fraction`` is no number, or ``note`` no string.
-            ValueError: ``fraction`` is not from 0 to 1.
-        """
-        self._held.report = report(fraction, note, self._storage.clock.now_ms())
-
-
-class Context(JobContext):
-    """What a handler may know about its job, and do with it.
-
-    A handler that returns completes its job, and one that raises fails it. Before that it may settle the job itself,
-    with more to say: what follows it, a transaction of its own, another delay. Its return then adds nothing.
-    """
-
-    __slots__ = ()
-
-    def complete(self, *, result: Any = None, then: Sequence[Any] = (), connection: object | None = None) -> bool:
-        """Complete the job and add what follows it, in one transaction. False, and nothing done: the lease was lost.
-
-        Args:
-            result: Kept where the job is to keep one, in the same transaction; one that cannot be kept is refused with
-                `PayloadError`.
-            then: Payloads, or `NewJob`s, also for other queues of the same storage.
-            connection: The handler's own connection to the same database. The job is completed in its transaction:
-                when the handler commits, together with its own rows, and not at all when it rolls back.
-        """
-        return self._complete(self._terms.specs(then), self._terms.result(self._record, result), connection)
-
-    def _complete(self, specs: Sequence[JobSpec], result: bytes | None, connection: object | None) -> bool:
-        storage = self._storage if connection is None else self._storage.bind(connection)
-        with self._settling():
-            done = self._terms.complete(storage, self._record, specs, result)
-            self._held.uncommitted = done and connection is not None
-        if connection is None:
-            self._observe("completed" if done else "lost")
-        return done
-
-    def fail(
-        self,
-        error: BaseException | JobError | str | None = None,
-        *,
-        retry_in: float | timedelta | None = None,
-        retry: bool = True,
-    ) -> bool:
-        """Fail this attempt. False, and nothing done: the lease was lost.
-
-        Args:
-            retry_in: Seconds until the next attempt; None is as the queue's backoff says.
-            retry: False makes it a dead letter at once.
-        """
-        wait_ms = self._terms.wait_ms(self._record, retry_in=retry_in, retry=retry)
-        return self._fail(as_job_error(error, reason="handler" if retry else "rejected"), wait_ms)
-
-    def _fail(self, failure: JobError, wait_ms: int | None) -> bool:
-        with self._settling():
-            state = self._terms.fail(self._storage, self._record, failure, wait_ms)
-        self._observe(after(state))
-        return state is not None
-
-    def release(self, *, delay: float | timedelta | None = None) -> bool:
-        """Give the job back, this attempt not counted. False, and nothing done: the lease was lost."""
-        return self._release(None if delay is None else duration_ms("delay", delay))
-
-    def _release(self, delay_ms: int | None) -> bool:
-        with self._settling():
-            done = self._storage.release([self._record.lease], delay_ms=delay_ms)[0]
-        self._observe("released" if done else "lost")
-        return done
-
-    def _answer(self, what: str, *rest: Any) -> bool:
-        """Do what a child process asks for in the name of its handler."""
-        if what == "progress":
-            self.progress(*rest)
-            return True
-        if what == "settles":
-            # On a connection of the handler's own: in its process, and it has still to be committed.
-            self._held.settled, self._held.uncommitted = rest
-            return True
-        if what == "complete":
-            specs, result = rest
-            return self._complete([JobSpec(*fields) for fields in specs], result, None)
-        if what == "fail":
-            failure, wait_ms = rest
-            return self._fail(JobError(*failure), wait_ms)
-        (delay_ms,) = rest
-        return self._release(delay_ms)
-
-    def _observe(self, outcome: Outcome) -> None:
-        # What the heartbeat has found lost, it has told.
-        if self._terms.observers and not (outcome == "lost" and self._held.cancelled):
-            tell(self._terms.observers, lambda observer: observer.settled(self._record, outcome))
-
-    @contextmanager
-    def _settling(self) -> Iterator[None]:
-        self._held.settled = True
-        try:
-            yield
-        except BaseException:
-            self._held.settled = False
-            raise
-
-
-def _in_thread(
-    method: Callable[Concatenate[Context, P], R],
-) -> Callable[Concatenate[AsyncContext, P], Coroutine[Any, Any, R]]:
-    @functools.wraps(method)
-    async def call(self: AsyncContext, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._hops.do(functools.partial(method, self.sync, *args, **kwargs))
-
-    return call
-
-
-class AsyncContext(JobContext):
-    """The `Context` of an async handler: what it does with the job is awaited, and done in a thread.
-
-    The handler's task is cancelled when the lease is lost, and when a shutdown waits no longer; ``cancelled`` is set
-    then.
-
-    Attributes:
-        sync: The same for a thread, which it blocks: for a function that `asyncio.to_thread` runs, or beside a
-            connection of your own.
-    """
-
-    __slots__ = ("_hops", "sync")
-
-    def __init__(self, sync: Context, hops: Hops) -> None:
-        super().__init__(sync._held, sync._storage, sync._terms, sync._lock)  # noqa: SLF001 (they are of one make)
-        self.sync = sync
-        self._hops = hops
-
-    complete = _in_thread(Context.complete)
-    fail = _in_thread(Context.fail)
-    release = _in_thread(Context.release)
 
 
 class Worker:
@@ -385,9 +130,9 @@ class Worker:
         self._buffer: deque[JobRecord] = deque()
         self._buffer_until = 0.0  # The leases in the buffer live at least until then,
         self._buffered_at = 0.0  # and the last of them were claimed then.
-        self._held: dict[Lease, _Held] = {}
-        self._well: list[_Held] = []  # Finished: to be completed,
-        self._badly: list[_Held] = []  # and to be failed;
+        self._held: dict[Lease, Held] = {}
+        self._well: list[Held] = []  # Finished: to be completed,
+        self._badly: list[Held] = []  # and to be failed;
         self._finished_at = 0.0  # the first of them then.
         self._seconds = _AHEAD_S  # What a job usually takes.
         self._active = 0  # Threads with a job,
@@ -468,7 +213,7 @@ class Worker:
         if not claimed:
             return False
         tell(self._terms.observers, lambda observer: observer.claimed(claimed))
-        unit = [_Held(record, monotonic() + self._lease_s) for record in claimed]
+        unit = [Held(record, monotonic() + self._lease_s) for record in claimed]
         self._run(unit)
         well = [held for held in unit if not held.settled and held.failure is None]
         badly = [held for held in unit if not held.settled and held.failure is not None]
@@ -544,7 +289,7 @@ class Worker:
     # The handler threads, or the one that feeds coroutines
 
     def _serve(self, lane: Lane | None = None) -> None:
-        unit: list[_Held] = []
+        unit: list[Held] = []
         started = 0.0
         while (taken := self._next(unit, started, lane)) is not None:
             unit, started = taken
@@ -553,7 +298,7 @@ class Worker:
             else:
                 self._run_in(lane, unit)
 
-    def _next(self, unit: list[_Held], started: float, lane: Lane | None) -> tuple[list[_Held], float] | None:
+    def _next(self, unit: list[Held], started: float, lane: Lane | None) -> tuple[list[Held], float] | None:
         """Put down what has been done, and take what comes next. None is the end."""
         now = monotonic()
         if unit and os.getpid() != self._pid:
@@ -611,7 +356,7 @@ class Worker:
                 self._judge(run)
                 ended.append(run)
 
-    def _next_units(self, coroutines: Coroutines, ended: list[Run]) -> list[list[_Held]] | None:
+    def _next_units(self, coroutines: Coroutines, ended: list[Run]) -> list[list[Held]] | None:
         """Put down what has ended, and take what comes next; nothing when more has ended meanwhile. None is the end."""
         with self._lock:
             for run in ended:
@@ -634,7 +379,7 @@ class Worker:
                     self._seek(coroutines)
             return []
 
-    def _take_units(self) -> list[list[_Held]]:
+    def _take_units(self) -> list[list[Held]]:
         """As many as may run now."""
         if self._buffer and monotonic() >= self._buffer_until:
             self._buffer.clear()  # As in `_next`.
@@ -676,7 +421,7 @@ class Worker:
         finally:
             self._lock.acquire()
 
-    def _run_for(self, unit: list[_Held], coroutines: Coroutines, ended: list[Run]) -> Run | None:
+    def _run_for(self, unit: list[Held], coroutines: Coroutines, ended: list[Run]) -> Run | None:
         """The call of the handler for these; None, and it has ended, when none can be read."""
         values, readable = self._read(unit)
         run = coroutines.run(
@@ -701,7 +446,7 @@ class Worker:
                 run.interrupted = True
         return run
 
-    def _around(self, readable: list[_Held]) -> AbstractContextManager[object]:
+    def _around(self, readable: list[Held]) -> AbstractContextManager[object]:
         """In the task of the handler."""
         records = [held.record for held in readable]
         running_job.set(records[0] if len(records) == 1 else None)
@@ -709,7 +454,7 @@ class Worker:
 
     def _judge(self, run: Run) -> None:
         """Decide what becomes of the jobs of a handler that has ended."""
-        unit: list[_Held] = run.unit
+        unit: list[Held] = run.unit
         # In an end in order, who cancels all that is on the loop is part of it. Otherwise a cancellation that came from
         # elsewhere is a failure: a handler that awaits what was cancelled would be given back, and run, for ever.
         if run.was_cancelled and (run.interrupted or self._closing):
@@ -724,7 +469,7 @@ class Worker:
             if held.uncommitted:
                 self._verify(held)
 
-    def _take_back(self, interrupted: list[_Held]) -> None:
+    def _take_back(self, interrupted: list[Held]) -> None:
         """Release what was cancelled by no fault of its own. What was lost stays so."""
         for held in interrupted:
             held.settled = True
@@ -738,7 +483,7 @@ class Worker:
                 if yes:
                     self._observe(held.record, "released")
 
-    def _put_down(self, unit: list[_Held], started: float, now: float) -> None:
+    def _put_down(self, unit: list[Held], started: float, now: float) -> None:
         self._active -= 1
         self._seconds += ((now - started) / len(unit) - self._seconds) * 0.1
         if not self._well and not self._badly:
@@ -751,10 +496,10 @@ class Worker:
                 (self._well if held.failure is None else self._badly).append(held)
         unit.clear()  # So that a thread at rest keeps no payload.
 
-    def _take(self) -> list[_Held]:
+    def _take(self) -> list[Held]:
         unit = []
         for _ in range(min(self._batch, len(self._buffer))):
-            held = _Held(self._buffer.popleft(), self._buffer_until)
+            held = Held(self._buffer.popleft(), self._buffer_until)
             self._held[held.lease] = held
             unit.append(held)
         self._active += 1
@@ -847,13 +592,13 @@ class Worker:
         if self._closing:
             self._chores.notify()
 
-    def _put_back(self, held: _Held, finished: list[_Held]) -> None:
+    def _put_back(self, held: Held, finished: list[Held]) -> None:
         if held.settled:
             self._held.pop(held.lease, None)
         elif held.lease in self._held:
             finished.append(held)
 
-    def _trade(self, well: list[_Held], badly: list[_Held], limit: int) -> list[JobRecord]:
+    def _trade(self, well: list[Held], badly: list[Held], limit: int) -> list[JobRecord]:
         try:
             if not well and not badly:
                 claimed, lost = self._claim(self._storage, limit), []
@@ -877,9 +622,9 @@ class Worker:
     def _claim(self, storage: Storage, limit: int) -> list[JobRecord]:
         return storage.claim((self._terms.queue,), limit=limit, lease_ms=self._terms.lease_ms) if limit else []
 
-    def _settle(self, storage: Storage, well: list[_Held], badly: list[_Held]) -> list[tuple[ErrorKind, _Held]]:
+    def _settle(self, storage: Storage, well: list[Held], badly: list[Held]) -> list[tuple[ErrorKind, Held]]:
         """Answers those whose lease was lost."""
-        lost: list[tuple[ErrorKind, _Held]] = []
+        lost: list[tuple[ErrorKind, Held]] = []
         if well:
             done = storage.complete([held.lease for held in well], keep=self._terms.keeps_completed)
             for held, yes in zip(well, done, strict=True):
@@ -897,8 +642,8 @@ class Worker:
             self._prune = self._prune or held.state is State.FAILED
         return lost
 
-    def _settle_apart(self, well: list[_Held], badly: list[_Held]) -> None:
-        parts: list[tuple[ErrorKind, list[_Held], list[_Held]]] = [("fail", [], [held]) for held in badly]
+    def _settle_apart(self, well: list[Held], badly: list[Held]) -> None:
+        parts: list[tuple[ErrorKind, list[Held], list[Held]]] = [("fail", [], [held]) for held in badly]
         if well:
             parts.insert(0, ("complete", well, []))
         error: Exception | None = None
@@ -915,7 +660,7 @@ class Worker:
                 if held.settled:
                     self._tell(kind, error, held.record)
 
-    def _try_to_settle(self, well: list[_Held], badly: list[_Held]) -> Exception | None:
+    def _try_to_settle(self, well: list[Held], badly: list[Held]) -> Exception | None:
         try:
             with self._storage.transaction() as transaction:
                 lost = self._settle(transaction, well, badly)
@@ -946,9 +691,9 @@ class Worker:
         except Exception as error:  # noqa: BLE001 (told; the others look by themselves)
             self._tell("claim", error)
 
-    def _read(self, unit: list[_Held]) -> tuple[list[Any], list[_Held]]:
+    def _read(self, unit: list[Held]) -> tuple[list[Any], list[Held]]:
         """The payloads, and whose they are; those that cannot be read have failed."""
-        readable: list[_Held] = []
+        readable: list[Held] = []
         values = []
         for held in unit:
             try:
@@ -959,7 +704,7 @@ class Worker:
                 readable.append(held)
         return values, readable
 
-    def _run(self, unit: list[_Held]) -> None:
+    def _run(self, unit: list[Held]) -> None:
         values, readable = self._read(unit)
         if not readable:
             return
@@ -981,7 +726,7 @@ class Worker:
             if held.uncommitted:
                 self._verify(held)
 
-    def _run_in(self, lane: Lane, unit: list[_Held]) -> None:
+    def _run_in(self, lane: Lane, unit: list[Held]) -> None:
         """As `_run`, in a child process."""
         try:
             with Watched(self._terms.observers, [held.record for held in unit]):
@@ -1003,7 +748,7 @@ class Worker:
             if held.uncommitted:
                 self._verify(held)
 
-    def _call_in(self, lane: Lane, unit: list[_Held]) -> None:
+    def _call_in(self, lane: Lane, unit: list[Held]) -> None:
         with self._lock:
             for held, event in zip(unit, lane.events(len(unit)), strict=True):
                 held.event = event
@@ -1023,17 +768,17 @@ class Worker:
         if failures:
             raise failures[-1].error
 
-    def _spoil_as(self, held: _Held, kind: ErrorKind, error: BaseException, failure: JobError) -> None:
+    def _spoil_as(self, held: Held, kind: ErrorKind, error: BaseException, failure: JobError) -> None:
         wait_ms = self._terms.wait_ms(held.record)
         held.failure = failure, wait_ms
         self._tell(kind, error, held.record, wait_ms=wait_ms, settled=held.settled)
 
-    def _spoil(self, held: _Held, kind: ErrorKind, error: BaseException, *, skip: int | None = None) -> None:
+    def _spoil(self, held: Held, kind: ErrorKind, error: BaseException, *, skip: int | None = None) -> None:
         if skip is None:
             skip = 2 if kind == "handler" else 1  # `_run`, and what `_caller` made
         self._spoil_as(held, kind, error, job_error(error, reason=kind, skip=skip))
 
-    def _note_results(self, unit: list[_Held], returned: object) -> None:
+    def _note_results(self, unit: list[Held], returned: object) -> None:
         """What the handler has returned for these, to be kept with their end."""
         for held in unit:
             if held.record.headers:
@@ -1046,7 +791,7 @@ class Worker:
             if error is not None and not held.settled:
                 self._tell("result", error, held.record)
 
-    def _verify(self, held: _Held) -> None:
+    def _verify(self, held: Held) -> None:
         """It was completed in the handler's own transaction: did that commit?"""
         try:
             record = self._storage.get(held.record.id)
@@ -1064,11 +809,11 @@ class Worker:
         if self._terms.observers:
             self._observe(held.record, "completed")
 
-    def _caller(self) -> Callable[[list[Any], list[_Held]], object]:
+    def _caller(self) -> Callable[[list[Any], list[Held]], object]:
         """The handler, as `_run` calls it."""
         handler, in_batches, with_context = self._handler, self._in_batches, self._with_context
 
-        def call(values: list[Any], unit: list[_Held]) -> object:
+        def call(values: list[Any], unit: list[Held]) -> object:
             if not with_context:
                 result = handler(values if in_batches else values[0])
             else:
@@ -1079,14 +824,14 @@ class Worker:
                 raise TypeError(_ASYNC)
             return result
 
-        def call_async(values: list[Any], unit: list[_Held]) -> object:
+        def call_async(values: list[Any], unit: list[Held]) -> object:
             import asyncio
 
             return asyncio.run(self._coroutine(values, unit))
 
         return call_async if is_async(handler) else call
 
-    def _coroutine(self, values: list[Any], unit: list[_Held]) -> Coroutine[Any, Any, object]:
+    def _coroutine(self, values: list[Any], unit: list[Held]) -> Coroutine[Any, Any, object]:
         """The call of an async handler."""
         data = values if self._in_batches else values[0]
         if not self._with_context:
@@ -1094,7 +839,7 @@ class Worker:
         contexts = [AsyncContext(context, self._hops) for context in self._contexts(unit)]
         return cast("Coroutine[Any, Any, object]", self._handler(data, contexts if self._in_batches else contexts[0]))
 
-    def _contexts(self, unit: list[_Held]) -> list[Context]:
+    def _contexts(self, unit: list[Held]) -> list[Context]:
         return [Context(held, self._storage, self._terms, self._lock) for held in unit]
 
     # The heartbeat
@@ -1266,7 +1011,7 @@ class Worker:
         if self._troubles and (not self._closing or self._well or self._badly):
             self._relief.wait(min(_PAUSE_S * 2 ** min(self._troubles - 1, 10), _LONGEST_PAUSE_S))
 
-    def _tell_settled(self, well: list[_Held], badly: list[_Held], lost: list[tuple[ErrorKind, _Held]]) -> None:
+    def _tell_settled(self, well: list[Held], badly: list[Held], lost: list[tuple[ErrorKind, Held]]) -> None:
         for kind, held in lost:
             self._tell(kind, _lost(held.record), held.record)
         if self._terms.observers:
