@@ -161,8 +161,9 @@ def test_the_command_runs_a_part_and_records_its_figures(tmp_path: Path) -> None
 def test_figures_are_added_up_and_written_between_the_marks() -> None:
     one, two = Figures("a", 1, jobs=2), Figures("a", 2, jobs=3, lost=1)
     one.fault("kills", 4)
+    two.fault("stops", 7)
 
     text = report.table([one, two, Figures("b", 3)])
 
-    assert "| a | 0.0 | 4 kills | 5 | 0 | 0 | 1 | 0 | 0 |" in text
-    assert "| **all** | 0.0 | 4 kills | 5 | 0 | 0 | 1 | 0 | 0 |" in text
+    assert "| a | 0.0 | 4 | 5 | 0 | 0 | 1 | 0 | 0 | 7 stops |" in text
+    assert "| **all** | 0.0 | 4 | 5 | 0 | 0 | 1 | 0 | 0 | 7 stops |" in text

@@ -19,7 +19,7 @@ from tests.proof.figures import Figures
 from tests.proof.standing import Child, Step, Steps, ask, content
 from tests.test_storage_model import FAULTS
 
-from litebroker.jobs import JobError, JobRecord, JobSpec, Keep, State
+from litebroker.jobs import JobCopy, JobError, JobRecord, JobSpec, Keep, State
 from litebroker.schedules import ScheduleSpec
 from litebroker.sqlite import SQLiteStorage
 from litebroker.storage import ScheduleRecord
@@ -112,6 +112,53 @@ def on_the_callers_connection(storage: SQLiteStorage, records: list[JobRecord]) 
         db.execute("commit")
 
 
+def removed(storage: SQLiteStorage) -> list[JobCopy]:
+    """What was there, as a tool carries it."""
+    copies = storage.walk_jobs()
+    storage.remove([copy.record.id for copy in copies])
+    return copies
+
+
+def expired(storage: SQLiteStorage) -> None:
+    for key in ("a", "b"):
+        storage.put("s", key, ttl_ms=1)
+    time.sleep(0.005)
+
+
+def looks(storage: SQLiteStorage, _: object) -> None:
+    """All that only reads."""
+    ids = [record.id for record in storage.page("work", State.PENDING)]
+    storage.get(ids[0])
+    storage.rank(ids[0])
+    storage.states(ids)
+    storage.holders(ids)
+    storage.standing(ids[0])
+    storage.issued_at_ms(ids[0])
+    storage.arrivals(None)
+    storage.ended_since("work", State.FAILED, 0)
+    storage.find("work", ref="j0")
+    storage.counts("work")
+    storage.oldest_due_at_ms("work")
+    storage.queues()
+    storage.walk_jobs()
+    storage.walk_values()
+    storage.is_awaited("work")
+    storage.peek("s", ["k"])
+    storage.scan("s")
+    storage.size("s")
+    storage.get_schedule("work", "s")
+    storage.list_schedules("work")
+    storage.due_schedules(["work"])
+
+
+def waits(storage: SQLiteStorage, _: object) -> None:
+    listener = storage.listener(["work"], ["topic"])
+    storage.notify("topic")
+    storage.notify_queue("work")
+    listener.wait(1)
+    listener.close()
+
+
 def with_a_checkpoint(storage: SQLiteStorage, _: object) -> None:
     storage._engine._checkpoint_at = 1  # noqa: SLF001 - it comes every few hundred pages otherwise
     storage.add([job(b"x" * 20_000)])
@@ -163,6 +210,8 @@ VERBS = {
         Verb("reschedule", lambda storage, ids: storage.reschedule(ids[0], due_at_ms=2**42), those(State.PENDING)),
         Verb("remove", lambda storage, ids: storage.remove(ids[:3]), those(State.PENDING)),
         Verb("move", lambda storage, _: storage.move("work", "grouped")),
+        Verb("move jobs", lambda storage, ids: storage.move_jobs(ids[:3], "grouped"), those(State.PENDING)),
+        Verb("put jobs", lambda storage, copies: storage.put_jobs(copies), removed),
         Verb("purge", lambda storage, _: storage.purge("work", [State.PENDING, State.FAILED]), whole=False),
         Verb("prune", lambda storage, _: storage.prune("work", {State.FAILED: Keep(count=0)})),
         Verb("pause", lambda storage, _: storage.pause("work", paused=True)),
@@ -175,12 +224,15 @@ VERBS = {
         ),
         Verb("pop", lambda storage, _: storage.pop("s", "k")),
         Verb("delete", lambda storage, _: storage.delete("s", ["k", "none"])),
+        Verb("sweep", lambda storage, _: storage.sweep(), expired),
         Verb("increment", lambda storage, _: storage.increment("s", "k", 3, low=0, high=100)),
         Verb("clear", lambda storage, _: storage.clear("s")),
         Verb("put schedule", lambda storage, _: storage.put_schedule(_SCHEDULE)),
         Verb("remove schedule", lambda storage, _: storage.remove_schedule("work", "s"), due),
         Verb("fire schedule", lambda storage, record: storage.fire_schedule(record, next_at_ms=2**42), due),
         Verb("transaction", in_a_transaction, claimed()),
+        Verb("look", looks),
+        Verb("wait", waits),
         Verb("checkpoint", with_a_checkpoint, whole=False),
         Verb("close", lambda storage, _: storage.close(), claimed(3)),
     )

@@ -16,15 +16,24 @@ def table(rounds: Sequence[Figures]) -> str:
     names = list(dict.fromkeys(figures.part for figures in rounds))
     lines = [total([it for it in rounds if it.part == name], name) for name in names]
     rows = [_row(line) for line in [*lines, total(rounds, "**all**")]]
-    heads = ["part", "minutes", "faults", "jobs", "runs", "dead letters", "lost", "doubly leased", "unexplained"]
-    texts = [heads, ["---", *["---:"] * 1, "---", *["---:"] * 6], *rows]
+    heads = ["part", "minutes", "kills", "jobs", "runs", "dead letters", "lost", "doubly leased", "unexplained", "and"]
+    texts = [heads, ["---", *["---:"] * 8, "---"], *rows]
     return "\n".join(f"| {' | '.join(texts_)} |" for texts_ in texts)
 
 
 def _row(figures: Figures) -> list[str]:
-    numbers = (figures.jobs, figures.runs, figures.dead, figures.lost, figures.doubly_leased, figures.unexplained)
-    faults = ", ".join(f"{count:,} {what}" for what, count in figures.faults.most_common())
-    return [figures.part, f"{figures.seconds / 60:.1f}", faults or "-", *(f"{number:,}" for number in numbers)]
+    kills = sum(count for what, count in figures.faults.items() if what.startswith("kills"))
+    others = [f"{count:,} {what}" for what, count in figures.faults.most_common() if not what.startswith("kills")]
+    numbers = [
+        kills,
+        figures.jobs,
+        figures.runs,
+        figures.dead,
+        figures.lost,
+        figures.doubly_leased,
+        figures.unexplained,
+    ]
+    return [figures.part, f"{figures.seconds / 60:.1f}", *(f"{number:,}" for number in numbers), ", ".join(others)]
 
 
 def write(page: Path, record: Path) -> None:

@@ -221,7 +221,7 @@ def content(path: Path) -> dict[str, list[dict[str, Any]]]:
     """All that a stranger sees in the file's tables. For a process of its own: it leaves the connection open."""
     found: dict[str, list[dict[str, Any]]] = {}
     with contextlib.suppress(sqlite3.OperationalError):  # there is no file yet
-        db = sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=5, isolation_level=None)
+        db = sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=1, isolation_level=None)
         _kept.append(db)
         db.execute("begin")  # one moment for all
         names = [name for (name,) in db.execute("select name from sqlite_master where type = 'table' order by name")]
