@@ -376,21 +376,23 @@ class StorageMachine(RuleBasedStateMachine):
     def change(
         self, storage: Storage, side: int, how: str, place: tuple[str, str], *, ttl_ms: int | None, number: int
     ) -> object:
+        answer: object = None
         if how in {"put", "put if absent"}:
-            return storage.put(*place, b"x", ttl_ms=ttl_ms, number=number, if_absent=how == "put if absent")
-        if how == "own" and self.leases:
+            answer = storage.put(*place, b"x", ttl_ms=ttl_ms, number=number, if_absent=how == "put if absent")
+        elif how == "own" and self.leases:
             owner = self.leases[-1 - abs(number) % len(self.leases)][side]
-            return storage.put(*place, b"owned", ttl_ms=ttl_ms, owner=owner, if_absent=number > 0)
-        if how == "count":
-            return storage.increment(*place, number, ttl_ms=ttl_ms, low=-4, high=4)
-        if how == "pop":
-            return storage.pop(*place)
-        if how == "delete":
-            return storage.delete(place[0], [place[1], "not there"])
-        if how == "sweep":
+            answer = storage.put(*place, b"owned", ttl_ms=ttl_ms, owner=owner, if_absent=number > 0)
+        elif how == "count":
+            answer = storage.increment(*place, number, ttl_ms=ttl_ms, low=-4, high=4)
+        elif how == "pop":
+            answer = storage.pop(*place)
+        elif how == "delete":
+            answer = storage.delete(place[0], [place[1], "not there"])
+        elif how == "clear":
+            answer = storage.clear(place[0])
+        elif how == "sweep":
             storage.sweep()  # how much of it lies there yet is each storage's own affair
-            return None
-        return storage.clear(place[0]) if how == "clear" else None
+        return answer
 
     # -- schedules
 
