@@ -266,6 +266,44 @@ def test_a_backup_goes_to_no_bad_place(storage: SQLiteStorage, path: str, tmp_pa
     assert not [name for name in names_in(tmp_path) if "partial" in name]
 
 
+@pytest.mark.parametrize(
+    "name", ["link", "second", "jobs.db-wal", "jobs.db-shm", "jobs.db-journal", "wal", "jobs.db-litebroker/x"]
+)
+def test_a_backup_replaces_no_part_of_the_database(path: str, tmp_path: Path, name: str) -> None:
+    with running(WRITER, path) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        writer.kill()  # and leaves a WAL with jobs in it
+    (tmp_path / "link").symlink_to(path)
+    (tmp_path / "second").hardlink_to(path)
+    (tmp_path / "wal").hardlink_to(f"{path}-wal")
+    before = names_in(tmp_path)
+
+    with pytest.raises(StorageError, match="give another path"):
+        save(path, str(tmp_path / name), overwrite=True)
+
+    assert names_in(tmp_path) == before
+    with contextlib.closing(SQLiteStorage(path)) as storage:
+        assert storage.counts("work").ready >= 1
+
+
+def test_a_backup_gets_no_name_that_is_another_database_s(storage: SQLiteStorage, path: str, tmp_path: Path) -> None:
+    storage.add([JobSpec("work", b"x")])
+    (tmp_path / "other.db").write_bytes(b"")
+
+    with pytest.raises(StorageError, match="SQLite would take it for a part of"):
+        save(path, str(tmp_path / "other.db-wal"))
+
+
+def test_a_database_is_not_restored_from_a_second_name_of_its_own(path: str, tmp_path: Path) -> None:
+    with contextlib.closing(SQLiteStorage(path)) as storage:
+        storage.add([JobSpec("work", b"x")])
+    (tmp_path / "second").hardlink_to(path)
+
+    with pytest.raises(StorageError, match="the database itself"):
+        bring_back(str(tmp_path / "second"), path, overwrite=True)
+
+
 def test_a_stranger_s_database_is_not_backed_up(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "theirs.db") as db:
         db.execute("create table users(name text)")

@@ -620,6 +620,25 @@ def test_an_export_replaces_no_file_unasked_and_never_the_database(command: Comm
     assert len(source.walk_jobs()) == 8
 
 
+@pytest.mark.parametrize("option", ["--force", "--resume"])
+@pytest.mark.parametrize("name", ["second", "source.db-wal", "source.db-litebroker/x", "other.db"])
+def test_an_export_goes_onto_no_database_and_no_part_of_one(
+    command: Command, source: SQLiteStorage, name: str, option: str
+) -> None:
+    fill(source)
+    with contextlib.closing(SQLiteStorage(command.folder / "other.db")) as other:
+        other.add([JobSpec("q", b"x")])
+    (command.folder / "second").hardlink_to(command.folder / "source.db")
+
+    status, _out, err = command("export", "-o", name, option, "--db", "source.db")
+
+    assert status == 1
+    assert "give another path" in err
+    assert len(source.walk_jobs()) == 8
+    with contextlib.closing(SQLiteStorage(command.folder / "other.db")) as other:
+        assert other.counts("q").ready == 1
+
+
 def test_a_reader_who_leaves_early_ends_an_export_quietly(command: Command, source: SQLiteStorage) -> None:
     source.add([JobSpec("q", b"x" * 1000)] * 2000)
 

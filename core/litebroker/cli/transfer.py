@@ -17,9 +17,11 @@ from litebroker.cli.progress import progress
 from litebroker.jobs import State
 from litebroker.ndjson import queues_of
 from litebroker.sqlite import SQLiteStorage
+from litebroker.sqlite.backup import refuse_parts
 from litebroker.transfer import Imported, TransferError, export_lines, goes_on_behind, import_lines, last_line
 
 _TAIL = 1 << 20
+_SQLITE = b"SQLite format 3\0"  # how every database begins (sqlite.org/fileformat2.html)
 
 
 @click.command("export")
@@ -95,10 +97,13 @@ def _refuse_adapters_tables(storage: SQLiteStorage, queues: list[str] | None) ->
 
 
 def _refuse_database(storage: SQLiteStorage, target: str) -> None:
-    # Before it is opened: to close it again would drop SQLite's locks on it.
-    path = os.path.realpath(str(storage.path))
-    if os.path.realpath(target) in {path, f"{path}-wal", f"{path}-shm", f"{path}-journal"}:
-        raise click.ClickException(f"{target}: this is the database itself: give another path")
+    """No database is replaced by an export: neither this one, nor another, which others may have open."""
+    # Before it is opened: to close this one again would drop SQLite's locks on it.
+    refuse_parts(target, str(storage.path))
+    if os.path.isfile(target):  # noqa: PTH113 (a path of the command line, as it stands there)
+        with open(target, "rb") as file:  # noqa: PTH123
+            if file.read(len(_SQLITE)) == _SQLITE:
+                raise click.ClickException(f"{target}: this is an SQLite database: give another path")
 
 
 @contextmanager
@@ -164,8 +169,8 @@ def import_(ctx: click.Context, source: str, *, only_check: bool, afresh: bool, 
     When it was interrupted, or a line was refused, run it again: it goes on where it stopped.
     """
     path, _options = file_of(ctx, must_exist=False)
-    if source != "-" and os.path.realpath(source) == os.path.realpath(path):
-        raise click.ClickException(f"{source}: this is the database itself: give the file of an export")
+    if source != "-":
+        refuse_parts(source, path)
     total = os.stat(source).st_size if source != "-" else None  # noqa: PTH116
     done = 0
     with (

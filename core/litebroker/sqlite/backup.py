@@ -33,6 +33,7 @@ OnStep = Callable[[int, int], object]
 
 _STEP_PAGES = 1000
 _BUSY_MS = 2000
+_SUFFIXES = ("-wal", "-shm", "-journal")  # of what SQLite keeps beside a database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def back_up(source: str, target: str, *, driver: str, overwrite: bool = False, o
     Raises:
         StorageError: Any of its kind. The target is as it was.
     """
-    _refuse_same(source, target)
+    refuse_parts(target, source)
     if not os.path.isfile(source):
         raise DatabaseUnavailableError(f"{source}: there is no such file", path=source)
     _refuse_target(target, overwrite=overwrite)
@@ -98,7 +99,7 @@ def restore(
         DatabaseBusyError: A process has the target open.
         StorageError: Any other of its kind. The target is as it was.
     """
-    _refuse_same(source, target)
+    refuse_parts(target, source)
     if not os.path.isfile(source):
         raise DatabaseUnavailableError(f"{source}: there is no such backup", path=source)
     kind = None if network else machine.network_file_system(Path(target).parent)
@@ -118,9 +119,30 @@ def restore(
     return copied
 
 
-def _refuse_same(source: str, target: str) -> None:
-    if os.path.realpath(source) == os.path.realpath(target):
+def refuse_parts(target: str, database: str) -> None:
+    """Refuse to write where the database lies, under any of its names, or where SQLite keeps a part of one.
+
+    Raises:
+        StorageError: It is so.
+    """
+    path, real = os.path.realpath(database), os.path.realpath(target)
+    parts = [path + suffix for suffix in ("", *_SUFFIXES)]
+    # Also by a hard link, which only stat(2) tells: to open it, and close it again, would drop SQLite's locks.
+    if real in parts or any(_is_same(target, part) for part in parts):
         raise StorageError(f"{target}: this is the database itself: give another path", path=target)
+    if real.startswith(f"{path}-litebroker{os.sep}"):
+        raise StorageError(f"{target}: the locks of {database} lie there: give another path", path=target)
+    for suffix in _SUFFIXES:
+        other = real.removesuffix(suffix)
+        if other != real and os.path.exists(other):
+            raise StorageError(f"{target}: SQLite would take it for a part of {other}: give another path", path=target)
+
+
+def _is_same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # one of them is not there
+        return False
 
 
 def _refuse_target(target: str, *, overwrite: bool) -> None:
@@ -168,7 +190,7 @@ def _partial(target: str) -> Iterator[str]:
     try:
         yield path
     finally:
-        for suffix in ("", "-wal", "-shm", "-journal"):
+        for suffix in ("", *_SUFFIXES):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
 
