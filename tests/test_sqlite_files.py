@@ -244,6 +244,22 @@ def test_a_damaged_page_is_a_clear_error_and_nothing_is_made_anew(path: Path, dr
     assert path.read_bytes()[(root - 1) * 4096 : root * 4096] == b"\xff" * 4096
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("text", "damaged"),
+    [(b"litebroker_job_ready", b"\xff" * 20), (b"a queue", b"\xff" * 7), (b'{"a header', b'["a header')],
+)
+def test_damaged_text_is_a_clear_error(path: Path, driver: str, text: bytes, damaged: bytes) -> None:
+    with contextlib.closing(SQLiteStorage(path)) as storage:
+        storage.add([JobSpec("a queue", b"x", headers={"a header": "x"})])
+    path.write_bytes(path.read_bytes().replace(text, damaged))
+
+    storage = SQLiteStorage(path, driver=driver)
+    with pytest.raises(DatabaseCorruptError, match="restore a backup"):
+        storage.page("a queue", State.PENDING, limit=1) or storage.queues()
+    storage.close()
+
+
 def test_a_damaged_header_is_a_clear_error(path: Path) -> None:
     with contextlib.closing(SQLiteStorage(path)) as storage:
         storage.add([job()])

@@ -185,19 +185,19 @@ class _Stdlib:
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
         try:
             return _fetched(self._db.execute, sql, params)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise _translate(error, self._path) from error
 
     def change(self, sql: str, params: Params = ()) -> int:
         try:
             return self._db.execute(sql, params).rowcount
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise _translate(error, self._path) from error
 
     def many(self, sql: str, rows: Iterable[Params]) -> None:
         try:
             self._db.executemany(sql, rows)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise _translate(error, self._path) from error
 
     @property
@@ -219,7 +219,7 @@ class _Stdlib:
                 pages=pages,
                 progress=lambda _code, left, total: on_step(left, total),
             )
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise _translate(error, self._path) from error
 
     def interrupt(self) -> None:
@@ -257,7 +257,7 @@ class _CallersStdlib(_Stdlib):
             return
         try:
             db.execute(f"begin {db.isolation_level}")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise _translate(error, self._path) from error
 
 
@@ -282,7 +282,7 @@ class _Apsw:
 
         try:
             rows = _fetched(self._cursor().execute, sql, params or None)
-        except apsw.Error as error:
+        except (apsw.Error, UnicodeDecodeError) as error:
             raise _translate(error, self._path) from error
         return rows
 
@@ -296,7 +296,7 @@ class _Apsw:
 
         try:
             self._cursor().executemany(sql, rows)
-        except apsw.Error as error:
+        except (apsw.Error, UnicodeDecodeError) as error:
             raise _translate(error, self._path) from error
 
     @property
@@ -321,7 +321,7 @@ class _Apsw:
                 while not backup.done:
                     backup.step(pages)
                     on_step(backup.remaining, backup.page_count)
-        except apsw.Error as error:
+        except (apsw.Error, UnicodeDecodeError) as error:
             raise _translate(error, self._path) from error
 
     def interrupt(self) -> None:
@@ -434,6 +434,7 @@ _TEXTS = (
     ("attempt to write a readonly database", _READONLY),
     ("disk image is malformed", _CORRUPT),
     ("malformed database schema", _CORRUPT),
+    ("Could not decode to UTF-8", _CORRUPT),  # Python's own
     ("file is not a database", _NOTADB),
     ("file is encrypted or is not a database", _NOTADB),
     ("unable to open database file", _CANTOPEN),
@@ -443,6 +444,8 @@ _TEXTS = (
 
 
 def _result_code(error: Exception) -> int | None:
+    if isinstance(error, UnicodeDecodeError):
+        return _CORRUPT  # only text is written: it is in a damaged page, or in SQLite's message about one
     code = getattr(error, "sqlite_errorcode", None) or getattr(error, "extendedresult", None)
     if isinstance(code, int) and code:
         return code & 0xFF

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
+from litebroker.errors import DatabaseCorruptError
 from litebroker.jobs import Attempt, JobError, JobRecord, State
 from litebroker.sqlite.connection import Row
 
@@ -47,9 +49,9 @@ def record(row: Row, queue: str, *, steady_to_wall_ms: int) -> JobRecord:
         ref,
         task,
         encoding,
-        json.loads(headers) if headers is not None else _NO_HEADERS,
+        from_json(headers) if headers is not None else _NO_HEADERS,
         error_from(error) if error is not None else None,
-        [Attempt(*entry) for entry in json.loads(history)] if history is not None else (),
+        [Attempt(*entry) for entry in from_json(history)] if history is not None else (),
         payload,
     )
 
@@ -61,7 +63,7 @@ def error_text(error: JobError) -> str:
 
 def error_from(text: str) -> JobError:
     """What `error_text` stored."""
-    reason, kind, message, stack, causes = json.loads(text)
+    reason, kind, message, stack, causes = from_json(text)
     return JobError(reason, kind, message, stack, tuple(causes))
 
 
@@ -69,6 +71,17 @@ def error_line(error: JobError) -> str:
     """The error in the history: ``Type: message``, bounded."""
     line = f"{error.type}: {error.message}" if error.type else error.message or error.reason
     return _sound(line if len(line) <= _LINE else f"{line[:_LINE]}…")
+
+
+def from_json(text: str) -> Any:
+    """What was stored as JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DatabaseCorruptError(
+            f"a row is damaged ({error}): restore a backup, or salvage the file with the sqlite3 shell's .recover;"
+            " it was left as it is"
+        ) from error
 
 
 def ids(job_ids: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from litebroker.jobs import Added, JobSpec
 from litebroker.schedules import ScheduleSpec
+from litebroker.sqlite import rows
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Row
 from litebroker.sqlite.engine import Tx
@@ -100,7 +101,7 @@ def _record(row: Row) -> ScheduleRecord:
         queue=queue,
         id=name,
         spec=ScheduleSpec(every_ms=every_ms, cron=cron, tz=tz),
-        job=JobSpec(queue=queue, payload=payload, **json.loads(options)),
+        job=JobSpec(queue=queue, payload=payload, **rows.from_json(options)),
         next_at_ms=next_at_ms,
         last_at_ms=last_at_ms,
     )
