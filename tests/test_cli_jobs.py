@@ -218,6 +218,16 @@ def test_what_is_not_there_is_named_and_the_rest_is_shown(run: Run, queue: Queue
     assert dead == (1, "", f"job {job.id} is no dead letter: it is pending\n")
 
 
+@pytest.mark.parametrize("command", [("jobs", "show"), ("dead", "requeue"), ("why",)], ids=" ".join)
+def test_more_digits_than_an_id_has_are_the_name_of_no_job(run: Run, queue: Queue[Any], command: tuple[str]) -> None:
+    queue.add(1)
+
+    status, _, err = run(*command, "9" * 5000)
+
+    assert (status, err.count("\n")) == (1, 1)
+    assert "no job" in err
+
+
 def test_what_a_terminal_would_obey_is_shown_harmless(run: Run, queue: Queue[Any]) -> None:
     job = queue.add("\x1b[2J\x9b31m", task="\x1b]0;title\x07", headers={"a": "\x1b[0m"})
 

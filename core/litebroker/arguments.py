@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, Generic, TypeVar
 
-from litebroker.jobs import KEEP_RESULT, DedupeUntil, JobSpec, Keep, State
+from litebroker.jobs import KEEP_RESULT, LARGEST_ID, DedupeUntil, JobSpec, Keep, State
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -22,6 +22,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 _LONGEST_S = 100 * 366 * 86_400
 _LOWEST_PRIORITY, _HIGHEST_PRIORITY = -(2**63), 2**63 - 1
 _MOST = 2**31 - 1
+_MOST_DIGITS = len(str(LARGEST_ID))
 _LONGEST_QUEUE_NAME = 255  # characters
 _LONGEST_KEY = 1024  # bytes of UTF-8
 _LARGEST_HEADERS = 65_536  # bytes of UTF-8
@@ -159,6 +160,15 @@ def whole_number(name: str, value: int, *, at_least: int, at_most: int = _MOST) 
     if not at_least <= value <= at_most:
         raise ValueError(f"{name}={_short(value)} is out of range: from {at_least:,} to {at_most:,}")
     return value
+
+
+def job_id_of(text: str) -> int | None:
+    """The job's id that the text is, in decimal digits; None where it can be none."""
+    # Of thousands of digits, `int` makes an error of its own.
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
+        return None
+    number = int(text)
+    return number if number <= LARGEST_ID else None
 
 
 def queue_name(value: str) -> str:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from litebroker.arguments import job_id_of
 from litebroker.errors import UnknownQueueError
 from litebroker.inspectors import DIRECT, Content, Inspector, JobRow, load_inspectors
-from litebroker.jobs import Attempt, JobRecord, State
+from litebroker.jobs import LARGEST_ID, Attempt, JobRecord, State
 from litebroker.results import read_progress
 from litebroker.storage import Storage
 
@@ -30,7 +31,6 @@ _ENDED = frozenset({State.FAILED, State.COMPLETED, State.CANCELLED})
 _ENGINE = ""
 # One look reads so many jobs at most. Each may have an error of many kilobytes with it.
 _LOOK = 250
-_LARGEST_ID = (1 << 63) - 1
 _SHOWN = 60
 
 
@@ -155,7 +155,7 @@ class Inspection:
             position = start.position if start is not None and (queue, state, keeper) == start[:3] else None
             if position is None and keeper == _ENGINE and state in _ENDED and where.older_than_ms is not None:
                 # The latest end comes first: skip those that are too young.
-                position = [_LARGEST_ID, 0, 0, None, None, now_ms - where.older_than_ms]
+                position = [LARGEST_ID, 0, 0, None, None, now_ms - where.older_than_ms]
             is_over = False
             while not is_over:
                 if keeper == _ENGINE:
@@ -247,8 +247,9 @@ class Inspection:
         A Dramatiq message's id, a Huey task's and an RQ job's are such names. Several jobs may have the same one.
         """
         found: list[JobRow] = []
-        if name.isascii() and name.isdigit() and int(name) <= _LARGEST_ID:
-            record = self._storage.get(int(name))
+        job_id = job_id_of(name)
+        if job_id is not None:
+            record = self._storage.get(job_id)
             found = [] if record is None else [self._row(record)]
         if not found:
             for inspector in self._inspectors.values():
@@ -425,4 +426,4 @@ def _is_position(  # noqa: PLR0917 - they come as a list
     job_id: Any, priority: Any, due_at_ms: Any, group: Any, lease_until_ms: Any, ended_at_ms: Any
 ) -> bool:
     numbers = (job_id, priority, due_at_ms, lease_until_ms or 0, ended_at_ms or 0)
-    return isinstance(group or "", str) and all(type(it) is int and abs(it) <= _LARGEST_ID for it in numbers)
+    return isinstance(group or "", str) and all(type(it) is int and abs(it) <= LARGEST_ID for it in numbers)

@@ -23,6 +23,9 @@ class State(str, enum.Enum):
 
 DedupeUntil = Literal["removed", "ended"]
 
+# An id is an integer of SQLite's, and those have 64 bits.
+LARGEST_ID = 2**63 - 1
+
 # The one header that is ours: for how many milliseconds a job's result is kept.
 KEEP_RESULT = "litebroker-keep-result"
 

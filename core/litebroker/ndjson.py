@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from litebroker.arguments import job_id_of
 from litebroker.errors import LitebrokerError, ScheduleError
 from litebroker.jobs import Attempt, DedupeUntil, JobCopy, JobError, JobRecord, JobSpec, QueueInfo, State
 from litebroker.schedules import ScheduleSpec, next_tick
@@ -392,9 +393,10 @@ def _job(fields: _Line) -> JobCopy:
 
 
 def _id(text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) < 20 and 0 < (number := int(text)) <= _HIGHEST:  # noqa: PLR2004
-        return number
-    raise TransferError(f"id={_shown(text)} is no job's")
+    number = job_id_of(text)
+    if not number:
+        raise TransferError(f"id={_shown(text)} is no job's")
+    return number
 
 
 def _bytes(fields: _Line, name: str) -> bytes:

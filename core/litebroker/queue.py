@@ -30,7 +30,7 @@ from litebroker.contexts import AsyncContext, Context
 from litebroker.errors import LeaseLostError
 from litebroker.explanation import Explanation, why
 from litebroker.failures import as_job_error, job_error
-from litebroker.jobs import Attempt, Counts, DedupeUntil, JobError, JobRecord, JobSpec, State
+from litebroker.jobs import LARGEST_ID, Attempt, Counts, DedupeUntil, JobError, JobRecord, JobSpec, State
 from litebroker.observers import Observer, Outcome, after, tell
 from litebroker.results import Progress, Results, own_headers, read_progress
 from litebroker.schedules import ScheduleSpec, next_tick
@@ -695,7 +695,7 @@ class Queue(Generic[T]):
 
     def get(self, job_id: int) -> Job[T] | None:
         """The job; None when this queue has none of this id any more."""
-        record = self._storage.get(whole_number("job_id", job_id, at_least=0, at_most=2**63 - 1))
+        record = self._storage.get(whole_number("job_id", job_id, at_least=0, at_most=LARGEST_ID))
         return None if record is None or record.queue != self.name else Job(record, self)
 
     def find(self, *, ref: str | None = None, dedupe_key: str | None = None) -> builtins.list[Job[T]]:
@@ -727,7 +727,7 @@ class Queue(Generic[T]):
         ``print(queue.why(job))`` says it in words. Also of a job that is gone, or in another queue of the storage.
         """
         if not isinstance(job, Job):
-            whole_number("job", job, at_least=0, at_most=2**63 - 1)
+            whole_number("job", job, at_least=0, at_most=LARGEST_ID)
         return why(self._storage, job.id if isinstance(job, Job) else job)
 
     def stats(self) -> Counts:
@@ -786,7 +786,7 @@ class Queue(Generic[T]):
         if isinstance(job, Job):
             record = self._record_of(job)
             return record.id, record
-        job_id = whole_number("job", job, at_least=0, at_most=2**63 - 1)
+        job_id = whole_number("job", job, at_least=0, at_most=LARGEST_ID)
         found = self._results.storage.get(job_id)
         if found is not None and found.queue != self.name:
             raise ValueError(f"job {job_id} is of queue {found.queue!r}, and this is {self.name!r}")

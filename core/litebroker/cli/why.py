@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from litebroker.arguments import job_id_of
 from litebroker.cli.options import database_option, named_queues, opened
 from litebroker.cli.output import duration, iso, print_json, printable
 from litebroker.explanation import Explanation, Reason
@@ -19,7 +20,6 @@ from litebroker.storage import Storage
 
 # Several jobs may have one framework's id: of so many at most each is explained.
 _MOST = 20
-_LARGEST_ID = 2**63 - 1
 
 
 @click.command()
@@ -85,17 +85,17 @@ def _jobs(storage: Storage, queues: Sequence[str], job: str) -> tuple[list[int],
     Raises:
         click.ClickException: There are none of that name.
     """
-    is_id = job.isascii() and job.isdigit() and int(job) <= _LARGEST_ID
-    if is_id and storage.get(int(job)) is not None:
-        return [int(job)], []
+    job_id = job_id_of(job)
+    if job_id is not None and storage.get(job_id) is not None:
+        return [job_id], []
     found: list[JobRecord] = []
     for queue in queues:
         found += storage.find(queue, ref=job)
     elsewhere = [row for row in Inspection(storage).find(job) if row.record is None and row.queue in queues]
     if found or elsewhere:
         return [record.id for record in found[:_MOST]], elsewhere
-    if is_id:
-        return [int(job)], []  # When it was added, its id still tells.
+    if job_id is not None:
+        return [job_id], []  # When it was added, its id still tells.
     raise click.ClickException(
         f"{storage.location}: no job is named {job!r} here: it was completed or removed, or never added"
     )

@@ -1,16 +1,14 @@
-"""The verbs of `litebroker.storage.Jobs` that tell where jobs stand, and what has come and gone. They only read."""
+"""The verbs of `litebroker.storage.Tools` that tell where jobs stand, and what has come and gone. They only read."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from litebroker.jobs import Arrivals, Standing, State
+from litebroker.jobs import LARGEST_ID, Arrivals, Standing, State
 from litebroker.sqlite import identities, rows
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection
 from litebroker.sqlite.session import Session
-
-_LARGEST_ID = (1 << 63) - 1
 
 
 class StandingVerbs(Session):
@@ -36,10 +34,10 @@ class StandingVerbs(Session):
             holders = tuple(job for (job,) in db.rows(sql.ACTIVE_OF_GROUP, params)) if active else ()
             return Standing(ahead, int(concurrency), int(active), holders)
 
-        return self._read(look) if 0 <= job_id <= _LARGEST_ID else None
+        return self._read(look) if 0 <= job_id <= LARGEST_ID else None
 
     def issued_at_ms(self, job_id: int) -> int | None:
-        return identities.issued_at_ms(job_id) if 0 <= job_id <= _LARGEST_ID else None
+        return identities.issued_at_ms(job_id) if 0 <= job_id <= LARGEST_ID else None
 
     def arrivals(self, after: int | None, *, limit: int = 1000) -> Arrivals:
         def look(db: Connection) -> Arrivals:
