@@ -46,6 +46,7 @@ from litebroker.errors import (
     StorageClosedError,
     StorageError,
     TimeLimitError,
+    TransferError,
     UnknownQueueError,
 )
 from litebroker.explanation import Explanation, Reason, why
@@ -155,6 +156,7 @@ __all__ = [
     "SystemClock",
     "TimeLimitError",
     "TooLate",
+    "TransferError",
     "UnknownQueueError",
     "Value",
     "Worker",

@@ -31,7 +31,8 @@
     ├── NotInstalledError            a framework is needed for this, and is not installed
     ├── UnknownQueueError            no job was ever in a queue of this name
     ├── GroupConflictError           a group's concurrency differs from the one it was made with
-    └── ScheduleError                a schedule that can never fire, or a time zone that does not exist
+    ├── ScheduleError                a schedule that can never fire, or a time zone that does not exist
+    └── TransferError                a line cannot be imported, or a job not be exported
 
 Wrong arguments otherwise are ``ValueError`` or ``TypeError`` with the value in the message. Losing a
 race is no error: ``claim`` returns ``[]``, and settling a lost lease answers False.
@@ -330,3 +331,15 @@ class UnknownQueueError(LitebrokerError, ValueError):
 
 class ScheduleError(LitebrokerError, ValueError):
     """A schedule that can never fire, is not understood, or names a time zone that does not exist."""
+
+
+class TransferError(LitebrokerError, ValueError):
+    """A line cannot be imported, or a job not be exported. The message says what is done so far, and how to go on.
+
+    Attributes:
+        line: The line's number, from 1; 0 for an export.
+    """
+
+    def __init__(self, message: str, *, line: int = 0) -> None:
+        super().__init__(message)
+        self.line = line

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litebroker.arguments import job_id_of
-from litebroker.errors import LitebrokerError, ScheduleError
+from litebroker.errors import ScheduleError, TransferError
 from litebroker.jobs import Attempt, DedupeUntil, JobCopy, JobError, JobRecord, JobSpec, QueueInfo, State
 from litebroker.schedules import ScheduleSpec, next_tick
 from litebroker.storage import ScheduleRecord, Value
@@ -27,18 +27,6 @@ _Types = frozenset[Any]
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _decode = json.JSONDecoder().raw_decode
-
-
-class TransferError(LitebrokerError, ValueError):
-    """A line cannot be imported, or a job not be exported. What is done so far is in the message.
-
-    Attributes:
-        line: The line's number, from 1; 0 for an export.
-    """
-
-    def __init__(self, message: str, *, line: int = 0) -> None:
-        super().__init__(message)
-        self.line = line
 
 
 class PausedQueue(NamedTuple):

@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from litebroker import ndjson
+from litebroker.errors import TransferError
 from litebroker.jobs import JobCopy
-from litebroker.ndjson import CarriedValue, PausedQueue, Thing, TransferError
+from litebroker.ndjson import CarriedValue, PausedQueue, Thing
 from litebroker.storage import ScheduleRecord, Storage
 
 __all__ = ["Imported", "TransferError", "export_lines", "goes_on_behind", "import_lines", "last_line"]
 
 # How far imports are. Not carried along.
-_SPACE = "litebroker:import"
+_SPACE = "litebroker-import"
 _REMEMBERED_MS = 30 * 86_400_000
 _BATCH = 1000
 _BATCH_BYTES = 8 << 20
@@ -45,7 +46,7 @@ def export_lines(
     *,
     queues: Sequence[str] | None = None,
     after: bytes | None = None,
-    on_job: Callable[[int], object] = lambda _jobs: None,
+    on_jobs: Callable[[int], object] = lambda _jobs: None,
 ) -> Iterator[bytes]:
     """The lines, each with its newline, in pieces of a page.
 
@@ -55,7 +56,7 @@ def export_lines(
         queues: Only the jobs and schedules of these, and no values, since those are of no queue.
         after: Go on behind this line, the last whole one of an export that was interrupted. Behind one of which
             `goes_on_behind` is False it begins anew, with another header.
-        on_job: Is told how many jobs have come since the last call.
+        on_jobs: Is told how many jobs have come since the last call.
 
     Raises:
         TransferError: ``after`` is no line of an export; or a job belongs to a framework that keeps more than jobs.
@@ -76,7 +77,7 @@ def export_lines(
         chosen = [copy for copy in page if queues is None or copy.record.queue in queues]
         jobs += len(chosen)
         yield b"".join(ndjson.job_line(copy) for copy in chosen)
-        on_job(len(page))
+        on_jobs(len(page))
     yield ndjson.end_line(jobs if place.jobs_known else None)
 
 

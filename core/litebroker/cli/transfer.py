@@ -14,11 +14,12 @@ from litebroker.cli.options import database_option, opened
 from litebroker.cli.output import print_json
 from litebroker.cli.place import file_of
 from litebroker.cli.progress import progress
+from litebroker.errors import TransferError
 from litebroker.jobs import State
 from litebroker.ndjson import queues_of
 from litebroker.sqlite import SQLiteStorage
 from litebroker.sqlite.backup import refuse_parts
-from litebroker.transfer import Imported, TransferError, export_lines, goes_on_behind, import_lines, last_line
+from litebroker.transfer import Imported, export_lines, goes_on_behind, import_lines, last_line
 
 _TAIL = 1 << 20
 _SQLITE = b"SQLite format 3\0"  # how every database begins (sqlite.org/fileformat2.html)
@@ -59,12 +60,12 @@ def export(ctx: click.Context, names: tuple[str, ...], *, target: str | None, re
         with where as (file, after), progress("exporting") as show:
             total = sum(sum(storage.counts(info.name)) for info in storage.queues()) if sys.stderr.isatty() else None
 
-            def on_job(more: int) -> None:
+            def on_jobs(more: int) -> None:
                 nonlocal jobs
                 jobs += more
                 show(jobs, total)
 
-            for piece in export_lines(storage, queues=queues, after=after, on_job=on_job):
+            for piece in export_lines(storage, queues=queues, after=after, on_jobs=on_jobs):
                 file.write(piece)
             file.flush()
 
