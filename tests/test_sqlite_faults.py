@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -198,3 +199,59 @@ def test_no_command_drops_sqlites_locks(tmp_path: Path) -> None:
     ended = {name: outcome["status"] for name, outcome in outcomes.items()}
     assert {name: status for name, status in ended.items() if status not in ([0], [1])} == {}
     assert {"add", "stats", "queues", "backup", "export", "pause"} <= {name for name, it in ended.items() if it == [0]}
+
+
+@NEEDS_PROC
+@pytest.mark.skipif(find_spec("click") is None, reason="needs click")
+@pytest.mark.parametrize(
+    "command", [["add", "work", "--file"], ["import"], ["export", "--force", "--output"]], ids=lambda it: it[0]
+)
+@pytest.mark.parametrize("part", ["", "-wal", "-shm"])
+def test_a_command_that_is_given_the_database_in_place_of_another_file_does_not_open_it(
+    command: list[str], part: str, tmp_path: Path
+) -> None:
+    from litebroker.cli.app import run
+
+    path = tmp_path / "jobs.db"
+    with closing(Queue("work", path)) as queue:
+        queue.add(1)
+    status: list[int] = []
+
+    def runs() -> list[str]:
+        return sorted(drops(path, lambda: status.append(run([*command, f"{path}{part}", "--db", str(path)]))))
+
+    assert ask(lambda: [runs(), status]) == [[], [1]]
+
+
+# Which functions open files, of those that could be given the database's: each refuses it before.
+_OPENS = {
+    "core/litebroker/cli/add.py": {"add"},
+    "core/litebroker/cli/transfer.py": {"_output", "_refuse_database", "import_"},
+    "core/litebroker/sqlite/backup.py": {"_partial", "_sync"},
+    "core/litebroker/sqlite/engine.py": {"_wal_descriptor"},
+}
+# These open files of the folder beside the database, of /proc, of the package, or of a demonstration.
+_OTHERS = {"child", "app", "demo", "locks", "machine", "processes", "schema", "wakeup", "database", "supervisor"}
+
+
+def test_no_other_code_opens_files_that_could_be_the_database() -> None:
+    found: dict[str, set[str]] = {}
+    for file in [*(ROOT / "core").rglob("*.py"), *(ROOT / "integrations").rglob("*.py")]:
+        if file.stem in _OTHERS:
+            continue
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) and any(map(_opens, ast.walk(function))):
+                found.setdefault(str(file.relative_to(ROOT)), set()).add(function.name)
+
+    assert {
+        file: names - _OPENS.get(file, set()) for file, names in found.items() if names - _OPENS.get(file, set())
+    } == {}
+
+
+def _opens(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    copies = {"shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.move"}
+    methods = {"read_bytes", "read_text", "write_bytes", "write_text"}
+    return called in {"open", "os.open", "io.open", *copies} or called.rpartition(".")[2] in methods

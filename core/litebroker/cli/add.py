@@ -17,6 +17,7 @@ from litebroker.cli.output import print_json
 from litebroker.errors import LitebrokerError, PayloadError, PayloadTooLargeError
 from litebroker.queue import Job, Queue
 from litebroker.serializer import JSON
+from litebroker.sqlite.backup import refuse_parts
 
 # One transaction adds so many lines at most: others wait meanwhile.
 _BATCH = 1000
@@ -41,22 +42,22 @@ _Line = tuple[int, bytes]
 @click.option(
     "--priority", metavar="N", type=click.IntRange(-(2**63), 2**63 - 1), default=0, help="Higher goes first; 0."
 )
-@click.option("--dedupe-key", help="Add nothing when a job of the queue holds this key, and print that job's id.")
+@click.option("--dedupe-key", metavar="KEY", help="Add nothing when a job of the queue holds this key, and print that job's id.")
 @click.option(
     "--dedupe-until",
     type=click.Choice(["removed", "ended"]),
     default="removed",
     help="How long the job holds its key: until its row is gone (the default), or only until it has ended.",
 )
-@click.option("--group", help="A stream of its own in the queue.")
+@click.option("--group", metavar="ID", help="A stream of its own in the queue.")
 @click.option(
     "--group-concurrency", metavar="N", type=click.IntRange(1, 2**31 - 1), help="How many of the group run at once; 1."
 )
 @click.option("--attempts", metavar="N", type=click.IntRange(1, 2**31 - 1), help="How often it may be claimed; 3.")
 @click.option("--keep-result", type=duration, help="Keep what the handler returns for so long: 60, 1h, 7d.")
 @click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="Travels with the job.")
-@click.option("--task", help="What the job does, as listings show it.")
-@click.option("--ref", help="Your own name of the job.")
+@click.option("--task", metavar="NAME", help="What the job does, as listings show it.")
+@click.option("--ref", metavar="NAME", help="Your own name of the job.")
 @click.option(
     "--max-payload-bytes",
     metavar="N",
@@ -127,6 +128,8 @@ def add(
                 job = queue.add(value, **options)
             printer.print([job])
         else:
+            if source != "-":
+                refuse_parts(source, str(storage.path))  # To close one of them again would drop SQLite's locks.
             with nullcontext(sys.stdin.buffer) if source == "-" else open(source, "rb") as file:  # noqa: PTH123
                 for lines in _batches(file.fileno()):
                     with usage_errors(ctx):
