@@ -370,7 +370,7 @@ async def _awaited(coroutine: Coroutine[Any, Any, object], contexts: list[Contex
     import asyncio
 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    helds = [context._held for context in contexts]  # noqa: SLF001
+    helds = [context._held for context in contexts]  # noqa: SLF001 (they are of one make)
 
     def interrupt() -> None:
         if task is not None and all(held.cancelled for held in helds):

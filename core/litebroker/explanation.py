@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from litebroker.arguments import instant
-from litebroker.jobs import Holder, JobRecord, Standing, State
+from litebroker.jobs import MOST_AHEAD, Holder, JobRecord, Standing, State
 from litebroker.results import RESULTS, Progress, read_progress
 from litebroker.storage import Storage
 
@@ -49,7 +49,6 @@ ReasonCode = Literal[
 _TRIES = 3
 # Those who hold a group's places, or work on the queue, are named one by one up to so many.
 _NAMED = 5
-_MOST_AHEAD = 100_000  # as `Standing.ahead` counts
 _CLOCKS_APART_MS = 86_400_000
 
 
@@ -273,9 +272,9 @@ def _group_full(seen: Seen, record: JobRecord, standing: Standing) -> Reason:
 
 def _behind(record: JobRecord, ahead: int) -> Reason:
     where = "" if record.group is None else f" of its group {record.group!r}"
-    count = f"at least {ahead:,} jobs" if ahead >= _MOST_AHEAD else f"{ahead:,} job{'s' * (ahead > 1)}"
+    count = f"at least {ahead:,} jobs" if ahead >= MOST_AHEAD else f"{ahead:,} job{'s' * (ahead > 1)}"
     text = f"{count}{where} {'goes' if ahead == 1 else 'go'} before it"
-    return Reason("behind", text, {"ahead": ahead, "at_least": ahead >= _MOST_AHEAD, "priority": record.priority})
+    return Reason("behind", text, {"ahead": ahead, "at_least": ahead >= MOST_AHEAD, "priority": record.priority})
 
 
 def _busy(seen: Seen, record: JobRecord, holders: Mapping[int, Holder]) -> Reason:

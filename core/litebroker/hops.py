@@ -43,9 +43,8 @@ class Hops:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._waiting: deque[_Call[Any]] = deque()
-        self._resting: list[
-            threading.Lock
-        ] = []  # Threads without work, each behind a lock that is released to call it.
+        # Threads without work, each behind a lock that is released to call it.
+        self._resting: list[threading.Lock] = []
         self._threads = 0
         self._closed = False
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = weakref.WeakKeyDictionary()

@@ -81,6 +81,7 @@ class Content(NamedTuple):
 
     Attributes:
         kind: "json"; "text" or "base64", of bytes as they were given; "pickle"; or the name of what else wrote it.
+        size: Of the payload, in bytes.
         value: What JSON holds, the text, or the ``repr`` of what was unpickled; None when it was not read.
         note: Why it was not read, or None.
     """
@@ -130,8 +131,14 @@ class Inspector:
         """The queues of which it keeps jobs elsewhere."""
         return ()
 
-    def page(self, queue: str, state: State, *, limit: int, after: str | None) -> list[tuple[JobRow, str]]:
-        """Jobs of a queue that it keeps elsewhere, each with what to give as ``after`` to go on behind it."""
+    def page(self, queue: str, state: State, *, limit: int, after: Any) -> list[tuple[JobRow, Any]]:
+        """Jobs of a queue that it keeps elsewhere, each with what to give as ``after`` to go on behind it.
+
+        That goes into cursors, as JSON. Fewer than ``limit`` are the last.
+
+        Raises:
+            ValueError: ``after`` is nothing that it has given: it came from outside.
+        """
         return []
 
     def find(self, job_id: str) -> list[JobRow]:

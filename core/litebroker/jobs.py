@@ -26,6 +26,9 @@ DedupeUntil = Literal["removed", "ended"]
 # An id is an integer of SQLite's, and those have 64 bits.
 LARGEST_ID = 2**63 - 1
 
+# Where many jobs are ahead of one, nobody waits for their exact number.
+MOST_AHEAD = 100_000
+
 # The one header that is ours: for how many milliseconds a job's result is kept.
 KEEP_RESULT = "litebroker-keep-result"
 
@@ -220,7 +223,8 @@ class Standing(NamedTuple):
     """Where a pending job stands in its stream.
 
     Attributes:
-        ahead: How many jobs of its stream are due and go before it, counted up to 100,000; None when it is not due.
+        ahead: How many jobs of its stream are due and go before it, counted up to `MOST_AHEAD`; None when it is not
+            due.
         concurrency: How many jobs of its group may be active at once; None without a group.
         active: How many are.
         holders: Their ids, the soonest end of lease first; a hundred at most.

@@ -337,7 +337,7 @@ class Tools(Protocol):
     def walk_values(self, *, after: tuple[str, str] | None = None, limit: int = 1000) -> list[tuple[str, str, Value]]:
         """A page of all spaces, in the order of spaces and keys, following this space and key.
 
-        For tools, as `Jobs.walk_jobs`. Values that have an owner are left out: they are gone with a lease.
+        Values that have an owner are left out: they are gone with a lease.
         """
 
     def is_awaited(self, queue: str) -> bool | None:

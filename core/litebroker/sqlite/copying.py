@@ -42,8 +42,7 @@ class CopyVerbs(JobVerbs):
             return []
         for record, _until, _concurrency in copies:
             if record.state is State.ACTIVE:
-                msg = f"job {record.id} is active: make it pending first, since its lease is not valid here"
-                raise ValueError(msg)
+                raise ValueError(f"job {record.id} is active: make it pending first, since its lease is not valid here")
         queues = {name: self._made_queue(name) for name in dict.fromkeys(copy.record.queue for copy in copies)}
         now = self._engine.clock.now_ms()
         every = [copy.record.id for copy in copies]

@@ -12,6 +12,8 @@ How they are written, and what it costs otherwise (measured; SQLite 3.40 to 3.54
 
 from __future__ import annotations
 
+from litebroker.jobs import MOST_AHEAD
+
 NO_TOKEN = 1 << 60  # eight bytes as every token, so that a claim does not change the row's size
 
 # -- what is returned of a job; the order is that of rows.record() --
@@ -396,16 +398,15 @@ AHEAD_IN_GROUP = _ahead(_GROUPED)
 AHEAD_IN_DELAYED = (
     "select count(*) from litebroker_job where state = 2 and queue = +:queue and (due_at_ms, id) < (:due, :id)"
 )
-# Where many are ahead, nobody waits for their exact number: a walk through a million entries takes 50 ms.
-_MOST_AHEAD = 100_000
 
 
 def _before(condition: str) -> str:
+    # Counted up to a limit: a walk through a million entries takes 50 ms.
     select = f"select 1 from litebroker_job where {condition}"
     return (
-        f"select (select count(*) from ({select} and priority > :priority limit {_MOST_AHEAD}))"
+        f"select (select count(*) from ({select} and priority > :priority limit {MOST_AHEAD}))"
         f" + (select count(*) from ({select} and priority = :priority and (due_at_ms, id) < (:due, :id)"
-        f" limit {_MOST_AHEAD}))"
+        f" limit {MOST_AHEAD}))"
     )
 
 
