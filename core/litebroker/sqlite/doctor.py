@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from litebroker.clock import SystemClock
 from litebroker.errors import DatabaseCorruptError, StorageError
 from litebroker.sqlite import machine, processes, schema, upkeep
 from litebroker.sqlite import statements as sql
-from litebroker.sqlite.connection import MINIMUM_VERSION, Connection, connect
+from litebroker.sqlite.connection import MINIMUM_VERSION, Connection, Row, connect
 from litebroker.sqlite.identities import issued_at_ms
 from litebroker.sqlite.location import Options
 from litebroker.sqlite.locks import is_alive
@@ -37,6 +37,7 @@ _LOOKS, _LOOK_S = 100, 0.004
 _MOST_LEASES = 10_000
 _LATE_MS = 5000
 _DRIFT_MS = 60_000
+# In bytes.
 _USUAL_WAL, _LARGE_WAL = 20 << 20, 64 << 20
 _LEAST_FREE, _LITTLE_FREE = 64 << 20, 512 << 20
 _WORTH_A_VACUUM = 64 << 20
@@ -410,30 +411,29 @@ def _integrity(db: Connection, path: str, *, full: bool) -> Finding:
 
 def _clocks(db: Connection) -> Iterator[Finding]:
     clock = SystemClock()
-    now = clock.now_ms()
+    now_ms = clock.now_ms()
     latest = db.rows(sql.LATEST)[0][0]
-    ahead = issued_at_ms(latest) - now if latest is not None else 0
-    if ahead > _LATE_MS:
+    ahead_ms = issued_at_ms(latest) - now_ms if latest is not None else 0
+    if ahead_ms > _LATE_MS:
         yield Finding(
             "clock",
             "warning",
-            f"the wall clock is {_seconds(ahead)} behind the time at which the latest job was added",
+            f"the wall clock is {_seconds(ahead_ms)} behind the time at which the latest job was added",
             "set it: delayed jobs and schedules come so much too late",
         )
     else:
         yield Finding("clock", "ok", "the wall clock is not behind the jobs in the file")
-    boots = {name: anchor for name, anchor, _seen in db.rows(sql.BOOTS)}
-    anchor = boots.get(machine.steady_clock_id())
-    if anchor is None:
+    anchor_ms = _anchor_ms(db)
+    if anchor_ms is None:
         yield Finding("clock", "ok", "the file has not been worked on since this machine started")
         return
-    drift = now - (anchor + clock.steady_ms())
-    if abs(drift) > _DRIFT_MS:
+    drift_ms = now_ms - (anchor_ms + clock.steady_ms())
+    if abs(drift_ms) > _DRIFT_MS:
         yield Finding(
             "clock",
             "note",
-            f"the wall clock was set {'forward' if drift > 0 else 'back'} by {_seconds(abs(drift))} since the file was"
-            " first used after this machine's start, or the machine slept",
+            f"the wall clock was set {'forward' if drift_ms > 0 else 'back'} by {_seconds(abs(drift_ms))} since the file"
+            " was first used after this machine's start, or the machine slept",
             "leases go by a steady clock and do not care; due times and schedules go by the wall clock",
         )
 
@@ -476,12 +476,18 @@ def _is_gone(path: str, process: int, boot: str) -> bool:
     return bool(machine.boot_id()) and machine.network_file_system(Path(path).parent) is None
 
 
-def _late(db: Connection, leases: list[tuple[int, int]] | list[tuple[object, ...]]) -> int:
-    anchor = {name: anchor for name, anchor, _seen in db.rows(sql.BOOTS)}.get(machine.steady_clock_id())
-    if anchor is None:
+def _late(db: Connection, leases: Sequence[Row]) -> int:
+    """How many of these leases ended a while ago."""
+    anchor_ms = _anchor_ms(db)
+    if anchor_ms is None:
         return 0
-    steady = anchor + SystemClock().steady_ms()
-    return sum(int(str(until)) < steady - _LATE_MS for _process, until in leases)
+    steady_ms = anchor_ms + SystemClock().steady_ms()
+    return sum(until_ms < steady_ms - _LATE_MS for _process, until_ms in leases)
+
+
+def _anchor_ms(db: Connection) -> int | None:
+    """Where the file's steady time begins on this start of the machine; None when nobody has worked on it since."""
+    return {name: anchor_ms for name, anchor_ms, _seen in db.rows(sql.BOOTS)}.get(machine.steady_clock_id())
 
 
 def _list(jobs: Mapping[str, int]) -> str:

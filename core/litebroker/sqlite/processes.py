@@ -52,7 +52,7 @@ class Openers:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ShmLock:
     """A lock of SQLite's on the -shm file.
 
     Attributes:
@@ -91,7 +91,7 @@ def openers(path: str) -> Openers:
     return Openers(known=True, processes=tuple(sorted(found, key=lambda opener: opener.pid)), hidden=hidden)
 
 
-def locks(path: str) -> frozenset[Held]:
+def locks(path: str) -> frozenset[ShmLock]:
     """Who reads and who writes at this moment. Empty where the system does not tell."""
     shm = _identity(f"{path}-shm")
     if shm is None:
@@ -100,10 +100,10 @@ def locks(path: str) -> frozenset[Held]:
         lines = (_PROC / "locks").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return frozenset()
-    return frozenset(held for line in lines for held in _held(line, shm[1]))
+    return frozenset(lock for line in lines for lock in _locks_in(line, shm[1]))
 
 
-def _held(line: str, inode: int) -> Iterator[Held]:
+def _locks_in(line: str, inode: int) -> Iterator[ShmLock]:
     """proc_locks(5): ``1: POSIX  ADVISORY  READ 4242 08:01:131077 124 124``, with ``->`` for one who waits."""
     fields = line.split()
     if len(fields) != 8 or fields[1] != "POSIX":  # noqa: PLR2004
@@ -113,7 +113,7 @@ def _held(line: str, inode: int) -> Iterator[Held]:
         return
     for byte in (_WRITE_LOCK, *_READ_LOCKS):
         if int(start) <= byte <= int(end):
-            yield Held(int(pid), byte)
+            yield ShmLock(int(pid), byte)
 
 
 def _opener(pid: int, path: str, files: dict[tuple[int, int], str]) -> Opener | None:
