@@ -432,8 +432,8 @@ def _clocks(db: Connection) -> Iterator[Finding]:
         yield Finding(
             "clock",
             "note",
-            f"the wall clock was set {'forward' if drift_ms > 0 else 'back'} by {_seconds(abs(drift_ms))} since the file"
-            " was first used after this machine's start, or the machine slept",
+            f"the wall clock was set {'forward' if drift_ms > 0 else 'back'} by {_seconds(abs(drift_ms))} since the"
+            " file was first used after this machine's start, or the machine slept",
             "leases go by a steady clock and do not care; due times and schedules go by the wall clock",
         )
 
