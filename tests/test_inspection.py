@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from litebroker import RAW, JobError, JobRecord, JobSpec, Queue, State, Storage, TooLate, open_storage
-from litebroker.inspection import Filter, Inspection, Outcome
+from litebroker.inspection import Filter, Inspection, Mended
 from litebroker.testing.clock import ManualClock
 from litebroker.testing.model import ModelStorage
 
@@ -73,7 +73,7 @@ def ids(inspection: Inspection, where: Filter | None = None, **options: Any) -> 
     return [row.id for row in inspection.jobs(where or Filter(), **options).rows]
 
 
-def why_not(outcomes: list[Outcome]) -> list[str | None]:
+def why_not(outcomes: list[Mended]) -> list[str | None]:
     return [outcome.why_not for outcome in outcomes]
 
 

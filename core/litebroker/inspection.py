@@ -71,7 +71,7 @@ class JobPage(NamedTuple):
     cursor: str | None
 
 
-class Outcome(NamedTuple):
+class Mended(NamedTuple):
     """What became of one job that was to be mended.
 
     Attributes:
@@ -281,31 +281,31 @@ class Inspection:
 
     # -- mending --
 
-    def retry(self, rows: Sequence[JobRow], *, queue: str | None = None) -> list[Outcome]:
+    def retry(self, rows: Sequence[JobRow], *, queue: str | None = None) -> list[Mended]:
         """Let failed jobs run again at once, in another queue if one is given."""
         return self._mend(rows, lambda inspector, some: inspector.retry(some, queue=queue), queue)
 
-    def cancel(self, rows: Sequence[JobRow]) -> list[Outcome]:
+    def cancel(self, rows: Sequence[JobRow]) -> list[Mended]:
         """End pending jobs as cancelled."""
         return self._mend(rows, lambda inspector, some: inspector.cancel(some))
 
-    def remove(self, rows: Sequence[JobRow]) -> list[Outcome]:
+    def remove(self, rows: Sequence[JobRow]) -> list[Mended]:
         """Delete jobs that are not active."""
         return self._mend(rows, lambda inspector, some: inspector.remove(some))
 
-    def remove_dead(self, rows: Sequence[JobRow]) -> list[Outcome]:
+    def remove_dead(self, rows: Sequence[JobRow]) -> list[Mended]:
         """Delete jobs if they are failed, and leave all others."""
         dead = [row for row in rows if row.state is State.FAILED]
         left = [
-            Outcome(row, f"it is no dead letter: it is {row.state}") for row in rows if row.state is not State.FAILED
+            Mended(row, f"it is no dead letter: it is {row.state}") for row in rows if row.state is not State.FAILED
         ]
         return [*left, *self.remove(dead)]
 
-    def reschedule(self, rows: Sequence[JobRow], due_at_ms: int) -> list[Outcome]:
+    def reschedule(self, rows: Sequence[JobRow], due_at_ms: int) -> list[Mended]:
         """Make pending jobs due then."""
         return self._mend(rows, lambda inspector, some: inspector.reschedule(some, due_at_ms))
 
-    def move(self, rows: Sequence[JobRow], queue: str) -> list[Outcome]:
+    def move(self, rows: Sequence[JobRow], queue: str) -> list[Mended]:
         """Let pending jobs wait in another queue, in their order."""
         return self._mend(rows, lambda inspector, some: inspector.move(some, queue), queue)
 
@@ -314,7 +314,7 @@ class Inspection:
         rows: Sequence[JobRow],
         act: Callable[[Inspector, Sequence[JobRow]], list[str | None]],
         queue: str | None = None,
-    ) -> list[Outcome]:
+    ) -> list[Mended]:
         answers: dict[int, str | None] = {}
         by_framework: dict[str, list[int]] = {}
         for number, row in enumerate(rows):
@@ -326,7 +326,7 @@ class Inspection:
         for framework, numbers in by_framework.items():
             why_not = act(self._inspectors[framework], [rows[number] for number in numbers])
             answers.update(zip(numbers, why_not, strict=True))
-        return [Outcome(row, answers[number]) for number, row in enumerate(rows)]
+        return [Mended(row, answers[number]) for number, row in enumerate(rows)]
 
     def _misplaced(self, row: JobRow, queue: str) -> str | None:
         """Why a job cannot go to a queue: the workers of one framework cannot run another one's jobs."""

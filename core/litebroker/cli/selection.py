@@ -14,12 +14,12 @@ import click
 from litebroker.cli.options import duration, usage_errors
 from litebroker.cli.output import confirm, print_json, printable
 from litebroker.cli.progress import progress
-from litebroker.inspection import Filter, Inspection, Outcome
+from litebroker.inspection import Filter, Inspection, Mended
 from litebroker.inspectors import JobRow, TooLate
 from litebroker.jobs import State
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-Mend = Callable[[Sequence[JobRow]], list[Outcome]]
+Mend = Callable[[Sequence[JobRow]], list[Mended]]
 
 # One transaction mends so many jobs at most: others wait meanwhile.
 _BITE = 200
@@ -223,7 +223,7 @@ class _Report:
         self._problems = 0
         self._broken: BrokenPipeError | None = None
 
-    def add(self, outcomes: Sequence[Outcome]) -> None:
+    def add(self, outcomes: Sequence[Mended]) -> None:
         for row, why_not in outcomes:
             if why_not is None:
                 self._done += 1
