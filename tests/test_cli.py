@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from litebroker import Counts, Group, Queue
-from litebroker.cli import main
+from litebroker.cli import app, main
 from litebroker.results import kept_for_ms
 
 LIMIT = 30  # seconds for what takes milliseconds, or seconds where processes start
@@ -221,6 +222,9 @@ def test_the_database_named_last_is_taken(command: Command) -> None:
     ("args", "message"),
     [
         (["nonsense"], "No such command 'nonsense'"),
+        (["queue"], "No such command 'queue'. Did you mean 'queues'?"),
+        (["rq", "info", "--db", ":memory:"], "names no file"),
+        (["rq", "info", "--db", "redis://localhost"], "litebroker_rq takes a path"),
         (["add"], "Missing argument 'QUEUE'"),
         (["add", "work"], "give the payload as JSON"),
         (["add", "work", "1", "--file", "tasks.py"], "give the payload as JSON"),
@@ -236,6 +240,7 @@ def test_the_database_named_last_is_taken(command: Command) -> None:
         (["add", "work", "1", "--priority", str(2**63)], "--priority"),
         (["add", "work", "1", "--dedupe-key", "k" * 100_000], "100,000 bytes"),
         (["add", "work", "-", "--dedupe-key", "k"], "one job's"),
+        (["add", "work", "1", "--dedupe-until", "ended"], "needs --dedupe-key"),
         (["add", "work", "1", "--group-concurrency", "2"], "needs --group"),
         (["add", "work", "1", "--header", "tenant"], "write NAME=VALUE"),
         (["add", "work", "1", "--db", "redis://localhost"], "write it as sqlite:///"),
@@ -994,7 +999,46 @@ def test_the_demonstration_tells_of_a_job_that_is_lost(tmp_path: Path) -> None:
     assert "jobs lost             1\n" in result.stdout
 
 
+# Help
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """All commands beneath it, groups too, and how each is called."""
+    ctx = click.Context(group)
+    for name in group.list_commands(ctx):
+        found = group.get_command(ctx, name)
+        assert found is not None
+        yield (*path, name), found
+        if isinstance(found, click.Group):
+            yield from commands(found, *path, name)
+
+
+COMMANDS = dict(commands(app.litebroker))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_in_one_style(here: Here, path: tuple[str, ...]) -> None:
+    status, stdout, stderr = here(*path, "--help")
+
+    assert (status, stderr) == (0, "")
+    assert stdout.startswith(f"Usage: litebroker {' '.join(path)} [OPTIONS]")
+    # A value is named for what it is, and a length of time has one name.
+    assert not re.search(r"\b(TEXT|INTEGER|TIME|PATH)\b", stdout)
+    # No first sentence of a command is cut.
+    assert "..." not in re.sub(r"^Usage:.*", "", stdout)
+    assert path == ("completion",) or "--db PATH_OR_URL" in stdout
+
+
 # RQ's own commands
+
+
+def test_rq_s_help_needs_no_database(command: Command) -> None:
+    pytest.importorskip("rq")
+
+    answer = command("rq", "worker", "--help", LITEBROKER_URL="")
+
+    assert answer.returncode == 0
+    assert "--burst" in answer.stdout
 
 
 def test_rq_s_commands_run_on_the_file(command: Command) -> None:

@@ -42,11 +42,14 @@ _Line = tuple[int, bytes]
 @click.option(
     "--priority", metavar="N", type=click.IntRange(-(2**63), 2**63 - 1), default=0, help="Higher goes first; 0."
 )
-@click.option("--dedupe-key", metavar="KEY", help="Add nothing when a job of the queue holds this key, and print that job's id.")
+@click.option(
+    "--dedupe-key",
+    metavar="KEY",
+    help="Add nothing when a job of the queue holds this key, and print that job's id.",
+)
 @click.option(
     "--dedupe-until",
     type=click.Choice(["removed", "ended"]),
-    default="removed",
     help="How long the job holds its key: until its row is gone (the default), or only until it has ended.",
 )
 @click.option("--group", metavar="ID", help="A stream of its own in the queue.")
@@ -78,7 +81,7 @@ def add(
     run_at: datetime | None,
     priority: int,
     dedupe_key: str | None,
-    dedupe_until: Literal["removed", "ended"],
+    dedupe_until: Literal["removed", "ended"] | None,
     group: str | None,
     group_concurrency: int | None,
     attempts: int | None,
@@ -101,6 +104,8 @@ def add(
         raise click.UsageError("give the payload as JSON, or a file with one payload a line: --file FILE, or -", ctx)
     if source is not None and dedupe_key is not None:
         raise click.UsageError("--dedupe-key is one job's; the lines of a file would all be the same job", ctx)
+    if dedupe_key is None and dedupe_until is not None:
+        raise click.UsageError("--dedupe-until needs --dedupe-key", ctx)
     if group is None and group_concurrency is not None:
         raise click.UsageError("--group-concurrency needs --group", ctx)
     if delay is not None and run_at is not None:
@@ -110,7 +115,7 @@ def add(
         "run_at": run_at,
         "priority": priority,
         "dedupe_key": dedupe_key,
-        "dedupe_until": dedupe_until,
+        "dedupe_until": dedupe_until or "removed",
         "group": group if group is None or group_concurrency is None else Group(group, group_concurrency),
         "attempts": attempts,
         "keep_result": keep_result,

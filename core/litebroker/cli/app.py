@@ -7,13 +7,14 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, cast
 
 import click
 
-from litebroker.cli.options import Place, database_option
+from litebroker.cli.options import Commands, Place, database_option
 from litebroker.errors import LitebrokerError
 
 _INTERRUPTED = 130
@@ -48,7 +49,7 @@ _COMMANDS = {
 }
 
 
-class _Group(click.Group):
+class _Group(Commands):
     def list_commands(self, _: click.Context) -> list[str]:
         return sorted(_COMMANDS)
 
@@ -59,6 +60,18 @@ class _Group(click.Group):
         # A keyword of Python's has an underscore behind it there.
         name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
         return cast("click.Command", getattr(import_module(f"litebroker.cli.{module}"), name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            # Click does so by itself, in later releases, where all commands are loaded.
+            near = " or ".join(repr(it) for it in get_close_matches(args[0], _COMMANDS))
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {near}?", ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -9,7 +9,7 @@ import click
 from litebroker.arguments import queue_name as checked_name
 from litebroker.cli.jobs import change, listing_options, show_jobs, show_options
 from litebroker.cli.listing import print_page, print_page_as_json
-from litebroker.cli.options import database_option, opened, usage_errors
+from litebroker.cli.options import Commands, database_option, opened, usage_errors
 from litebroker.cli.selection import Task, filter_options, make_filter, many_options, rate
 from litebroker.inspection import Inspection
 from litebroker.jobs import State
@@ -17,7 +17,7 @@ from litebroker.jobs import State
 _FAILED = (State.FAILED,)
 
 
-@click.group()
+@click.group(cls=Commands)
 @database_option
 def dead() -> None:
     """Look at dead letters, run them again, or delete them.

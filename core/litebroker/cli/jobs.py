@@ -10,7 +10,7 @@ import click
 
 from litebroker.arguments import queue_name as checked_name
 from litebroker.cli.listing import print_job, print_job_as_json, print_page, print_page_as_json
-from litebroker.cli.options import database_option, duration, instant, opened, usage_errors
+from litebroker.cli.options import Commands, database_option, duration, instant, opened, usage_errors
 from litebroker.cli.selection import Task, filter_options, found, make_filter, many_options, rate, run
 from litebroker.inspection import Inspection
 from litebroker.jobs import State
@@ -19,7 +19,7 @@ _PENDING, _FAILED = (State.PENDING,), (State.FAILED,)
 _IDLE = tuple(state for state in State if state is not State.ACTIVE)
 
 
-@click.group()
+@click.group(cls=Commands)
 @database_option
 def jobs() -> None:
     """Look at jobs, and mend them, whoever put them there.

@@ -19,9 +19,12 @@ from litebroker.cli.options import database_option, opened
     help="Write them to this file, in place of what it holds, at once as a whole.",
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), help="Serve them over HTTP until a signal comes; 0 is any port."
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65_535),
+    help="Serve them over HTTP until a signal comes; 0 is any port.",
 )
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where --port listens.")
+@click.option("--address", metavar="HOST", default="127.0.0.1", show_default=True, help="Where --port listens.")
 @database_option
 @click.pass_context
 def metrics(ctx: click.Context, *, output: str | None, port: int | None, address: str) -> None:

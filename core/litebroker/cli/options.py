@@ -20,6 +20,7 @@ from litebroker.storage import Storage
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 VARIABLE = "LITEBROKER_URL"
+_WHOLE = 1000  # letters: more than a sentence has
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -34,6 +35,15 @@ class Place:
 
     args: tuple[str, ...] = ()
     database: str | None = None
+
+
+class Commands(click.Group):
+    """A group that shows the whole first sentence of each command's help, where click cuts it to one line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, it.get_short_help_str(_WHOLE)) for name, it in found if it is not None])
 
 
 def _remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from litebroker.cli.options import database_option, named_queues, opened
+from litebroker.cli.options import Commands, database_option, named_queues, opened
 from litebroker.cli.output import confirm, duration, iso, print_json, print_table, printable, tell
 from litebroker.storage import ScheduleRecord, Storage
 
@@ -19,7 +19,8 @@ _LONGEST_SHOWN = 2000
 _HUEY = "huey:"
 
 
-@click.group()
+@click.group(cls=Commands)
+@database_option
 def schedules() -> None:
     """See schedules, run one now, remove one."""
 

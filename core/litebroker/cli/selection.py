@@ -31,20 +31,26 @@ _NAMED = 20
 def filter_options(*, state: bool = False) -> Callable[[_F], _F]:
     """Add the options by which jobs are filtered, as ``queues``, ``framework`` and so on."""
     options = [
-        click.option("--queue", "queues", metavar="NAME", multiple=True, help="Only of this queue; several times."),
+        click.option(
+            "--queue", "queues", metavar="NAME", multiple=True, help="Only of this queue. May be given several times."
+        ),
         click.option("--framework", metavar="NAME", help="Only of direct, dramatiq, huey or rq."),
         click.option("--task", metavar="NAME", help="Only this task; * stands for any letters."),
         click.option(
             "--older-than",
-            metavar="TIME",
             type=duration,
             help="Ended, or added and not ended, so long ago: 90, 5m, 7d.",
         ),
-        click.option("--newer-than", metavar="TIME", type=duration, help="Not so long ago."),
+        click.option("--newer-than", type=duration, help="Not so long ago."),
     ]
     if state:
         names = click.Choice([str(it) for it in State])
-        options.insert(1, click.option("--state", "states", type=names, multiple=True, help="Only in this state."))
+        options.insert(
+            1,
+            click.option(
+                "--state", "states", type=names, multiple=True, help="Only in this state. May be given several times."
+            ),
+        )
 
     def add(command: _F) -> _F:
         for option in reversed(options):

@@ -114,7 +114,7 @@ def watch_options(command: _F) -> _F:
     """Add ``--watch``, ``--interval`` and ``--count``."""
     for option in (
         click.option("--count", metavar="N", type=click.IntRange(1), help="End after so many looks."),
-        click.option("--interval", metavar="TIME", type=duration, help="Look again after this time; 2s."),
+        click.option("--interval", type=duration, help="Look again after this time; 2s."),
         click.option("--watch", is_flag=True, help="Look again and again, with rates, until Ctrl-C."),
     ):
         command = option(command)
