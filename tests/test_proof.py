@@ -108,6 +108,33 @@ def test_of_what_was_started_nothing_outlives_the_campaign_though_it_be_killed(t
             assert time.monotonic() < deadline
 
 
+STANDS = """
+import sys
+from tests.proof.standing import Child, Steps
+steps = Steps(("here", 1))
+steps.arm()
+child = Child(lambda: steps.reach("here"))
+assert child.stands()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_that_stands_in_a_step_does_not_outlive_the_campaign() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STANDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as campaign:
+        assert campaign.stdout
+        child = Path("/proc", campaign.stdout.readline().strip(), "stat")
+        assert child.read_text().rpartition(")")[2].split()[0] == "T"
+
+        campaign.kill()
+
+        deadline = time.monotonic() + 20
+        while child.exists() and child.read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}:
+            assert time.monotonic() < deadline
+
+
 def test_a_run_that_begins_between_the_note_of_a_kill_and_the_kill_is_explained(tmp_path: Path) -> None:
     told = account(
         tmp_path, "try a", "add a", "kill 77 4", "start a a1 5 77 1", "gone 77 6", "start a a2 8 78 1", "end a a2 9"

@@ -1,7 +1,7 @@
 """``python -m tests.proof --minutes N``: the campaign, and its report.
 
-It needs Linux. It works on a copy of the sources, in a folder of its own, with the lowest priority but ten, and leaves
-no process and no file behind, also when it is killed.
+It needs Linux. It works on a copy of the sources, in a folder of its own, with low priority, and leaves nothing behind;
+no process even when it is killed, by `kill -9`, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.proof import ROOT, report
 from tests.proof.figures import Figures
 from tests.proof.parts import PARTS, Part
+from tests.proof.processes import die_with_parent
 
 _COPIED = "LITEBROKER_PROOF_COPY"
 
@@ -44,6 +45,7 @@ def main() -> int:
     if _COPIED not in os.environ:
         return _on_a_copy(options.folder)
     os.nice(10)
+    die_with_parent()
     signal.signal(signal.SIGTERM, _end)
     parts = [PARTS[name] for name in options.only or PARTS]
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed

@@ -28,6 +28,8 @@ _LIMIT_S = 60
 _BEGINNING = """
 import os, random, signal, sys, threading, time
 from litebroker import JobSpec, SQLiteStorage
+from tests.proof.processes import die_with_parent
+die_with_parent()
 storage = SQLiteStorage(sys.argv[1], durability="relaxed", busy_timeout=60)
 log = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 

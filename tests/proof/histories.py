@@ -27,7 +27,9 @@ from litebroker import SQLiteStorage
 _PROGRAM = """
 import os, random, sys, threading, time
 from litebroker import JobError, JobSpec, SQLiteStorage
+from tests.proof.processes import die_with_parent
 
+die_with_parent()
 path, log, driver, seed, seconds = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), float(sys.argv[5])
 storage = SQLiteStorage(path, durability="relaxed", driver=driver, busy_timeout=60)
 file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -21,6 +22,9 @@ sessions = [line for line in sys.stdin]
 for session in sessions:
     kill_session(*map(int, session.split()))
 """
+
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def members(session: int) -> list[int]:
@@ -67,6 +71,11 @@ def kill_session(session: int, started: int) -> None:
         if not living:
             return
         time.sleep(0.01)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that ends, and though this one be stopped."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Herd:

@@ -27,6 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.proof.processes import die_with_parent
+
 from litebroker.sqlite import connection
 
 # What changes something outside of the process.
@@ -155,6 +157,7 @@ class Child:
         if self.pid == 0:
             code = 1
             try:
+                die_with_parent()
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 answer = json.dumps(work(), default=repr).encode()
                 with open(writing, "wb") as pipe:  # noqa: PTH123 - a descriptor
