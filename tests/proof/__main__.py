@@ -35,6 +35,7 @@ def main() -> int:
         "--report", type=Path, metavar="FILE", help="write the table of all that is recorded between FILE's marks"
     )
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the databases lie")
+    parser.add_argument("--committed", action="store_true", help="try what git has, not what is being edited")
     parser.add_argument("--keep", action="store_true", help="leave the databases of rounds that found something")
     options = parser.parse_args()
     unknown = [name for name in options.only or () if name not in PARTS]
@@ -43,7 +44,7 @@ def main() -> int:
     if options.report and not options.record:
         parser.error("--report writes what is in --record FILE: give that, too")
     if _COPIED not in os.environ:
-        return _on_a_copy(options.folder)
+        return _on_a_copy(options.folder, committed=options.committed)
     os.nice(10)
     die_with_parent()
     signal.signal(signal.SIGTERM, _end)
@@ -99,13 +100,18 @@ def _round(part: Part, options: argparse.Namespace, seed: int, seconds: float) -
     return figures
 
 
-def _on_a_copy(folder: Path) -> int:
+def _on_a_copy(folder: Path, *, committed: bool) -> int:
     """Run it again on a copy of the sources, which nobody edits meanwhile."""
     copy = Path(tempfile.mkdtemp(prefix="litebroker-proof-sources-", dir=folder))
     try:
-        for name in ("core", "integrations", "tests"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-        shutil.copy(ROOT / "pyproject.toml", copy)
+        names = ["core", "integrations", "tests"]
+        if committed:
+            with (copy / "all.tar").open("wb") as archive:
+                subprocess.run(["git", "archive", "HEAD", *names], cwd=ROOT, stdout=archive, check=True)
+            shutil.unpack_archive(copy / "all.tar", copy)
+        else:
+            for name in names:
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         environment = {**os.environ, _COPIED: "1", "PYTHONPATH": "", "PROOF_DATA": str(ROOT)}
         program = (
             f"import sys; sys.path.insert(0, {str(copy)!r}); from tests.proof.__main__ import main; sys.exit(main())"

@@ -392,7 +392,7 @@ class Bench:
         return wrong
 
 
-def benches(folder: Path) -> Iterator[tuple[Verb, Place]]:
+def benches() -> Iterator[tuple[Verb, Place]]:
     """Every verb at every place."""
     for place in PLACES:
         extra = _STDLIB_ONLY if place.driver == "sqlite3" else ()
@@ -408,33 +408,29 @@ def failpoints(folder: Path, seconds: float, seed: int) -> Figures:
     with figures.timed():
         deadline = time.monotonic() + seconds
         ask(lambda: prepare(prepared))
-        todo = list(benches(folder))
+        todo = list(benches())
         chance.shuffle(todo)
-        each = seconds / len(todo)
         for number, (verb, place) in enumerate(todo):
             name = f"{verb.name} ({place.driver}{', writes' if place.writes else ''})"
             here = folder / f"bench-{number}"
             here.mkdir()
-            bench = Bench(verb, place, here, prepared)
-            steps = list(bench.steps)
-            chance.shuffle(steps)
             # The time that is left is shared among the verbs that are left.
-            until = time.monotonic() + max(each, (deadline - time.monotonic()) / (len(todo) - number))
-            for step in steps:
-                kill_at(bench, step, name, figures)
-                if time.monotonic() > until:
-                    break
+            until = time.monotonic() + (deadline - time.monotonic()) / (len(todo) - number)
+            try:
+                _kill_at_all(Bench(verb, place, here, prepared), name, chance, until, figures)
+            except ChildProcessError as error:  # also what the verb itself raises
+                figures.wrong("unexplained", f"{name}: {error}")
             shutil.rmtree(here)
             if time.monotonic() > deadline:
                 break
     return figures
 
 
-def kill_at(bench: Bench, step: Step, name: str, figures: Figures) -> None:
-    wrong = bench.kill_at(step)
-    if wrong is None:
-        figures.fault("steps not reached again")
-        return
-    figures.fault("kills inside a step")
-    figures.jobs += 14  # as many as there are in the file
-    figures.wrong("unexplained", *(f"{name}, {step[0]} ({step[1]}): {what}" for what in wrong))
+def _kill_at_all(bench: Bench, name: str, chance: random.Random, until: float, figures: Figures) -> None:
+    for step in chance.sample(bench.steps, len(bench.steps)):
+        wrong = bench.kill_at(step)
+        figures.fault("steps not reached again" if wrong is None else "kills inside a step")
+        figures.jobs += 14  # as many as there are in the file
+        figures.wrong("unexplained", *(f"{name}, {step[0]} ({step[1]}): {what}" for what in wrong or ()))
+        if time.monotonic() > until:
+            break
