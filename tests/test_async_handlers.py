@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT, Told, comes_true
 
 from litebroker import (
     AsyncContext,
@@ -25,7 +25,6 @@ from litebroker import (
     CancelledTooLateError,
     Context,
     Counts,
-    ErrorContext,
     LeaseLostError,
     NewJob,
     Queue,
@@ -34,28 +33,12 @@ from litebroker import (
 )
 from litebroker.testing import ManualClock
 
-LIMIT = 20  # seconds for what takes milliseconds
-
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[SQLiteStorage]:
     storage = SQLiteStorage(tmp_path / "jobs.db", durability="relaxed")
     yield storage
     storage.close()
-
-
-class Told:
-    """An `on_error` that remembers."""
-
-    def __init__(self) -> None:
-        self.errors: list[tuple[BaseException, ErrorContext]] = []
-
-    def __call__(self, error: BaseException, context: ErrorContext) -> None:
-        self.errors.append((error, context))
-
-    @property
-    def kinds(self) -> list[str]:
-        return [context.kind for _, context in self.errors]
 
 
 @pytest.fixture
@@ -68,16 +51,6 @@ def queue(storage: SQLiteStorage, told: Told) -> Iterator[Queue[Any]]:
     queue: Queue[Any] = Queue("emails", storage, backoff=Backoff.fixed(0), on_error=told)
     yield queue
     queue.close()
-
-
-def comes_true(condition: Callable[[], bool], limit: float = LIMIT) -> bool:
-    """Whether it does, within the limit."""
-    ends_at = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 class Gate:

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import comes_true
 
 from litebroker import (
     DatabaseBusyError,
@@ -31,8 +31,6 @@ from litebroker import (
 )
 from litebroker.cli import main
 from litebroker.sqlite.backup import back_up, restore
-
-LIMIT = 30  # seconds for what takes milliseconds
 
 # Adds jobs one by one, and says which number it has come to, until it is killed.
 WRITER = """
@@ -85,16 +83,6 @@ def running(script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
-
-
-def comes_true(condition: Callable[[], object]) -> bool:
-    """Whether it does, within the limit."""
-    until = time.monotonic() + LIMIT
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def names_in(folder: Path) -> list[str]:

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 
 import pytest
 from tests import child_handlers as handlers
+from tests.waiting import LIMIT, Told, comes_true
 
 from litebroker import (
     RAW,
     Backoff,
     ChildError,
     Counts,
-    ErrorContext,
     JobRecord,
     NewJob,
     Observer,
@@ -34,24 +33,9 @@ from litebroker import (
 )
 from litebroker.sqlite import SQLiteStorage
 
-LIMIT = 30  # seconds for what takes milliseconds, or a second where processes start
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it is looked at in /proc")
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="child processes need POSIX")
-
-
-class Told:
-    """An `on_error` that remembers."""
-
-    def __init__(self) -> None:
-        self.errors: list[tuple[BaseException, ErrorContext]] = []
-
-    def __call__(self, error: BaseException, context: ErrorContext) -> None:
-        self.errors.append((error, context))
-
-    @property
-    def kinds(self) -> list[str]:
-        return [context.kind for _, context in self.errors]
 
 
 class Notebook:
@@ -104,16 +88,6 @@ def queue(storage: SQLiteStorage, told: Told) -> Iterator[Queue[Any]]:
     queue.close()
     assert children() == []
     assert descriptors() <= before + 8  # SQLite's own, and the listeners', come and go
-
-
-def comes_true(condition: Callable[[], bool], limit: float = LIMIT) -> bool:
-    """Whether it does, within the limit."""
-    ends_at = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 def is_done(queue: Queue[Any]) -> Callable[[], bool]:

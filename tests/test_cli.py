@@ -16,12 +16,11 @@ from typing import Any
 
 import click
 import pytest
+from tests.waiting import LIMIT, comes_true
 
 from litebroker import Counts, Group, Queue
 from litebroker.cli import app, main
 from litebroker.results import kept_for_ms
-
-LIMIT = 30  # seconds for what takes milliseconds, or seconds where processes start
 
 # Each handler writes a line for each start and each end of a job to the file "log"; a short line gets there whole.
 # "gated" waits for a file of its payload's name.
@@ -137,16 +136,6 @@ def here(command: Command, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     monkeypatch.chdir(command.folder)
     monkeypatch.setenv("LITEBROKER_URL", "jobs.db")
     return run
-
-
-def comes_true(condition: Callable[[], bool], limit: float = LIMIT) -> bool:
-    """Whether it does, within the limit."""
-    ends_at = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def lives(pid: int) -> bool:

@@ -19,7 +19,8 @@ import dramatiq
 import pytest
 import rq
 from dramatiq import Worker as DramatiqWorker
-from tests.test_cli import LIMIT, Command, Here, comes_true, in_terminal
+from tests.test_cli import Command, Here, in_terminal
+from tests.waiting import LIMIT, comes_true
 
 from litebroker import Counts, Group, JobSpec, Queue, Retention, State
 from litebroker.cli import main

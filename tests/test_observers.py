@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT, comes_true
 
 from litebroker import (
     RAW,
@@ -31,8 +31,6 @@ from litebroker import (
     current_job,
 )
 from litebroker.testing import ManualClock
-
-LIMIT = 20
 
 
 class Diary(Observer):
@@ -100,15 +98,6 @@ def diary(queue: Queue[Any]) -> Diary:
     diary = Diary()
     queue.observe(diary)
     return diary
-
-
-def comes_true(condition: Callable[[], bool]) -> bool:
-    ends_at = time.monotonic() + LIMIT
-    while not condition():
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 def work(queue: Queue[Any], handler: Callable[..., object]) -> None:

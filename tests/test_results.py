@@ -13,20 +13,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT, Told, comes_true
 
 from litebroker import (
     RAW,
     Backoff,
     Context,
     Counts,
-    ErrorContext,
     Job,
     JobCancelledError,
     JobFailedError,
@@ -51,22 +51,7 @@ from litebroker.sqlite import SQLiteStorage
 from litebroker.testing import ManualClock
 from litebroker.testing.model import ModelStorage
 
-LIMIT = 20  # seconds for what takes milliseconds
 FOREVER = 30  # seconds that nobody waits in vain
-
-
-class Told:
-    """An `on_error` that remembers."""
-
-    def __init__(self) -> None:
-        self.errors: list[tuple[BaseException, ErrorContext]] = []
-
-    def __call__(self, error: BaseException, context: ErrorContext) -> None:
-        self.errors.append((error, context))
-
-    @property
-    def kinds(self) -> list[str]:
-        return [context.kind for _, context in self.errors]
 
 
 @pytest.fixture
@@ -106,16 +91,6 @@ def timed(tmp_path: Path, clock: ManualClock) -> Iterator[Queue[Any]]:
 def claimed(queue: Queue[Any]) -> Job[Any]:
     (job,) = queue.claim()
     return job
-
-
-def comes_true(condition: Callable[[], bool], limit: float = LIMIT) -> bool:
-    """Whether it does, within the limit."""
-    ends_at = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 def kept(queue: Queue[Any]) -> int:

@@ -9,8 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from huey import signals
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from tests.waiting import LIMIT, comes_true
 
 from litebroker import JobError, JobSpec, Queue, ScheduleRecord, ScheduleSpec, SQLiteStorage, State, Storage, ndjson
 from litebroker.cli import main
@@ -29,7 +29,6 @@ from litebroker.transfer import TransferError, export_lines, import_lines
 from litebroker_dramatiq import SQLiteBroker
 from litebroker_huey import SQLiteHuey
 
-LIMIT = 30  # seconds for what takes milliseconds
 ERROR = JobError("handler", "ValueError", "no such user", "Traceback ...", ("KeyError: 7",))
 HEADER = b'{"kind":"litebroker","version":1,"export":"0123"}\n'
 JOB = {"kind": "job", "id": "77", "queue": "q", "state": "pending", "created_at_ms": 1, "due_at_ms": 1, "payload": "x"}
@@ -461,16 +460,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LITEBROKER_URL", raising=False)
     return Command(tmp_path, capfd)
-
-
-def comes_true(condition: Callable[[], object]) -> bool:
-    """Whether it does, within the limit."""
-    until = time.monotonic() + LIMIT
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_an_export_goes_through_a_pipe_into_an_import(

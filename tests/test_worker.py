@@ -7,7 +7,6 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT, Told, comes_true
 
 from litebroker import (
     Backoff,
@@ -31,28 +31,12 @@ from litebroker import (
 from litebroker.sqlite import SQLiteStorage
 from litebroker.testing import ManualClock
 
-LIMIT = 20  # seconds for what takes milliseconds
-
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[SQLiteStorage]:
     storage = SQLiteStorage(tmp_path / "jobs.db", durability="relaxed")
     yield storage
     storage.close()
-
-
-class Told:
-    """An `on_error` that remembers."""
-
-    def __init__(self) -> None:
-        self.errors: list[tuple[BaseException, ErrorContext]] = []
-
-    def __call__(self, error: BaseException, context: ErrorContext) -> None:
-        self.errors.append((error, context))
-
-    @property
-    def kinds(self) -> list[str]:
-        return [context.kind for _, context in self.errors]
 
 
 @pytest.fixture
@@ -65,16 +49,6 @@ def queue(storage: SQLiteStorage, told: Told) -> Iterator[Queue[Any]]:
     queue: Queue[Any] = Queue("emails", storage, backoff=Backoff.fixed(0), on_error=told)
     yield queue
     queue.close()
-
-
-def comes_true(condition: Callable[[], bool], limit: float = LIMIT) -> bool:
-    """Whether it does, within the limit."""
-    ends_at = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 class Gate:

@@ -8,15 +8,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT, comes_true
 
 from litebroker import Counts, Job, Queue, Retention
-
-LIMIT = 30  # seconds for what takes milliseconds, or seconds where processes start
 
 # Each runs the queue "work" of the file in argv[1], and writes a line for each start and each end of a job to the
 # file in argv[2]; a short line that is appended to a file comes there whole.
@@ -160,16 +159,6 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 def queue(workers: Workers) -> Iterator[Queue[Any]]:
     with Queue("work", workers.database, retention=Retention(failed=None)) as queue:
         yield queue
-
-
-def comes_true(condition: Callable[[], bool], limit: float = LIMIT) -> bool:
-    """Whether it does, within the limit."""
-    ends_at = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
