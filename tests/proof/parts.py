@@ -40,6 +40,6 @@ _PARTS = (
     Part("histories", 60, histories),
     Part("model", 60, model),
     Part("WAL resets", 30, wal_reset),
-    Part("bad days", 150, bad_days),
+    Part("bad days", 300, bad_days),
 )
 PARTS = {part.name: part for part in _PARTS}
