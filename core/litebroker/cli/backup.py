@@ -6,9 +6,8 @@ import os
 
 import click
 
-from litebroker.cli.options import database_option, opened
+from litebroker.cli.options import database_option, file_of, opened
 from litebroker.cli.output import print_json
-from litebroker.cli.place import file_of
 from litebroker.cli.progress import progress
 from litebroker.sqlite import schema
 from litebroker.sqlite.backup import back_up
@@ -36,7 +35,9 @@ def backup(ctx: click.Context, target: str, *, force: bool, as_json: bool) -> No
             on_step=lambda left, total: show(total - left, total),
         )
     if as_json:
-        print_json({"database": path, "backup": target, "bytes": copied.size, "read_ms": copied.read_ms})
+        print_json(
+            {"database": path, "backup": target, "bytes": copied.size, "read_for_seconds": copied.read_ms / 1000}
+        )
     else:
         click.echo(f"{target}: {copied.size:,} bytes, checked; the file was read for {copied.read_ms / 1000:.2f} s")
 

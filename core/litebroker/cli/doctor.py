@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import click
 
-from litebroker.cli.options import database_option, duration, opened
+from litebroker.cli.options import database_option, duration, file_of, named_queues, opened, queues_option
 from litebroker.cli.output import duration as shown_duration
 from litebroker.cli.output import print_json, printable
-from litebroker.cli.place import file_of
 from litebroker.jobs import Counts, QueueInfo
 from litebroker.sqlite.doctor import Finding, examine
 from litebroker.storage import Storage
@@ -54,7 +53,7 @@ def _print(finding: Finding) -> None:
 @click.option("--max-age", type=duration, help="The longest that a due job may wait: seconds, or 500ms, 5m, 2h.")
 @click.option("--max-failed", metavar="N", type=click.IntRange(0), help="How many dead letters there may be.")
 @click.option("--max-ready", metavar="N", type=click.IntRange(0), help="How many jobs may be due.")
-@click.option("--queue", "names", metavar="NAME", multiple=True, help="Only this queue. May be given several times.")
+@queues_option
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 @database_option
 @click.pass_context
@@ -76,12 +75,7 @@ def check(
     limits = _Limits(max_age, max_failed, max_ready)
     with opened(ctx, must_exist=True) as storage:
         location = storage.location
-        known = {info.name: info for info in storage.queues()}
-        for name in names:
-            if name not in known:
-                there = ", ".join(map(repr, list(known)[:10])) or "none"
-                raise click.ClickException(f"{location}: there is no queue {name!r}; there are: {there}")
-        queues = [_load(storage, known[name]) for name in names or known]
+        queues = [_load(storage, info) for info in named_queues(storage, names)]
     wrong = [line for queue in queues for line in limits.broken_by(queue)]
     ready, failed = sum(queue.counts.ready for queue in queues), sum(queue.counts.failed for queue in queues)
     oldest = max((queue.age for queue in queues), default=0.0)

@@ -1,4 +1,4 @@
-"""What commands share: where the database is, and how times are written."""
+"""What commands share: where the database is, which queues are meant, and how times are written."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import click
 from litebroker.errors import LitebrokerError
 from litebroker.jobs import QueueInfo
 from litebroker.sqlite import SQLiteStorage, open_storage
+from litebroker.sqlite.location import MEMORY, Options, parse
 from litebroker.storage import Storage
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -95,12 +96,41 @@ def opened(ctx: click.Context, *, must_exist: bool = False, **options: Any) -> I
     try:
         path = storage.path
         if path is None:
-            raise click.UsageError(f"{where!r} would be gone when this command ends: give the path of a file", ctx)
+            raise _in_memory(ctx, where)
         if must_exist and not os.path.exists(path):  # noqa: PTH110 (as the storage has it)
             raise click.ClickException(f"{path}: there is no such file")
         yield storage
     finally:
         storage.close()
+
+
+def file_of(ctx: click.Context, *, must_exist: bool = True) -> tuple[str, Options]:
+    """The path of the database, and how it is opened, for commands that look after the file and open no storage.
+
+    Raises:
+        click.UsageError: It is not understood, or is in memory.
+        click.ClickException: There is no such file.
+    """
+    where = database(ctx)
+    with usage_errors(ctx):
+        path, found = parse(where)
+        options = Options(**found)
+    if path == MEMORY:
+        raise _in_memory(ctx, where)
+    if must_exist and not os.path.isfile(path):  # noqa: PTH113 (as the storage has it)
+        raise click.ClickException(f"{path}: there is no such file")
+    return path, options
+
+
+def _in_memory(ctx: click.Context, where: str) -> click.UsageError:
+    return click.UsageError(f"{where!r} would be gone when this command ends: give the path of a file", ctx)
+
+
+def queues_option(command: _F) -> _F:
+    """Add ``--queue``, as ``names``, which `named_queues` looks up."""
+    return click.option(
+        "--queue", "names", metavar="NAME", multiple=True, help="Only this queue. May be given several times."
+    )(command)
 
 
 def named_queues(storage: Storage, names: Sequence[str]) -> list[QueueInfo]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import click
 
-from litebroker.cli.options import database_option, named_queues, opened
+from litebroker.cli.options import database_option, named_queues, opened, queues_option
 from litebroker.cli.output import confirm, duration, iso, print_json, print_table, tell
 from litebroker.cli.progress import progress
 from litebroker.cli.watch import RATES, Flow, Look, check, now_of, plain_rates, rate_cells, repeat, watch_options
@@ -41,7 +41,7 @@ class _Queue(NamedTuple):
 
 
 @click.command()
-@click.option("--queue", "names", metavar="NAME", multiple=True, help="Only this queue. May be given several times.")
+@queues_option
 @watch_options
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON; with --watch, one for each look.")
 @database_option
@@ -171,15 +171,15 @@ def _set_paused(ctx: click.Context, names: tuple[str, ...], *, paused: bool, as_
     with opened(ctx, must_exist=True) as storage:
         named_queues(storage, names)
         for name in dict.fromkeys(names):
-            before = next(it.paused_at_ms for it in storage.queues() if it.name == name)
+            before_ms = next(it.paused_at_ms for it in storage.queues() if it.name == name)
             changed = storage.pause(name, paused=paused)
             now_ms = storage.clock.now_ms()
             since_ms = next(it.paused_at_ms for it in storage.queues() if it.name == name)
             if as_json:
                 state = {"queue": name, "paused": since_ms is not None, "changed": changed, "paused_at": iso(since_ms)}
                 print_json(state)
-            elif changed and before is not None:
-                click.echo(f"queue {name!r} goes on, after {duration((now_ms - before) / 1000)}")
+            elif changed and before_ms is not None:
+                click.echo(f"queue {name!r} goes on, after {duration((now_ms - before_ms) / 1000)}")
             elif changed:
                 click.echo(f"queue {name!r} is paused: what runs goes on, and nothing new is claimed")
             elif since_ms is not None:

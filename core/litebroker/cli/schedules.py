@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from litebroker.cli.options import Commands, database_option, named_queues, opened
+from litebroker.cli.options import Commands, database_option, named_queues, opened, queues_option
 from litebroker.cli.output import confirm, duration, iso, print_json, print_table, printable, tell
 from litebroker.storage import ScheduleRecord, Storage
 
@@ -26,7 +26,7 @@ def schedules() -> None:
 
 
 @schedules.command("list")
-@click.option("--queue", "names", metavar="NAME", multiple=True, help="Only this queue. May be given several times.")
+@queues_option
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each schedule.")
 @database_option
 @click.pass_context

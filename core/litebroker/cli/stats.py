@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import click
 
-from litebroker.cli.options import database_option, named_queues, opened
+from litebroker.cli.options import database_option, named_queues, opened, queues_option
 from litebroker.cli.output import duration, iso, print_json, print_table, printable
 from litebroker.cli.watch import RATES, Flow, Look, check, now_of, plain_rates, rate_cells, repeat, watch_options
 from litebroker.jobs import Counts, QueueInfo
@@ -29,7 +29,7 @@ class _Queue(NamedTuple):
 
 
 @click.command()
-@click.option("--queue", "names", metavar="NAME", multiple=True, help="Only this queue. May be given several times.")
+@queues_option
 @watch_options
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON; with --watch, one for each look.")
 @database_option

@@ -10,9 +10,8 @@ from typing import BinaryIO
 
 import click
 
-from litebroker.cli.options import database_option, opened
+from litebroker.cli.options import database_option, file_of, named_queues, opened, queues_option
 from litebroker.cli.output import print_json
-from litebroker.cli.place import file_of
 from litebroker.cli.progress import progress
 from litebroker.errors import TransferError
 from litebroker.jobs import State
@@ -26,7 +25,7 @@ _SQLITE = b"SQLite format 3\0"  # how every database begins (sqlite.org/fileform
 
 
 @click.command("export")
-@click.option("--queue", "names", metavar="NAME", multiple=True, help="Only this queue. May be given several times.")
+@queues_option
 @click.option(
     "--output", "-o", "target", type=click.Path(dir_okay=False), help="Write to this file, not to the standard output."
 )
@@ -47,7 +46,7 @@ def export(ctx: click.Context, names: tuple[str, ...], *, target: str | None, re
         raise click.UsageError("--resume and --force exclude each other: go on with the file, or replace it", ctx)
     with opened(ctx, must_exist=True) as storage:
         storage.open()
-        queues = _chosen(storage, names)
+        queues = [info.name for info in named_queues(storage, names)] if names else None
         _refuse_adapters_tables(storage, queues)
         if target is not None:
             _refuse_database(storage, target)
@@ -68,15 +67,6 @@ def export(ctx: click.Context, names: tuple[str, ...], *, target: str | None, re
             for piece in export_lines(storage, queues=queues, after=after, on_jobs=on_jobs):
                 file.write(piece)
             file.flush()
-
-
-def _chosen(storage: SQLiteStorage, names: tuple[str, ...]) -> list[str] | None:
-    known = [info.name for info in storage.queues()]
-    for name in names:
-        if name not in known:
-            there = ", ".join(map(repr, known[:10])) or "none"
-            raise click.ClickException(f"{storage.location}: there is no queue {name!r}; there are: {there}")
-    return list(names) or None
 
 
 def _refuse_adapters_tables(storage: SQLiteStorage, queues: list[str] | None) -> None:
