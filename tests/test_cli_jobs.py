@@ -358,8 +358,16 @@ def test_all_is_not_done_where_nobody_can_be_asked(run: Run, queue: Queue[Any]) 
     status, out, err = run("jobs", "cancel", "--all")
 
     assert (status, out) == (2, "")
-    assert "give --yes, since nobody can be asked here: cancel 1 job?" in err
+    assert "give --yes, since nobody can be asked here: Cancel 1 job?" in err
     assert state(queue, job) is State.PENDING
+
+
+def test_a_question_says_how_many_go_where(run: Run, queue: Queue[Any]) -> None:
+    queue.add_many([1, 2])
+
+    _, _, err = run("jobs", "move", "--all", "--to", "other")
+
+    assert "Move 2 jobs to 'other'?" in err
 
 
 def test_a_rate_holds_the_work_back(run: Run, queue: Queue[Any]) -> None:
@@ -530,7 +538,7 @@ def test_on_a_terminal_it_asks(queue: Queue[Any], tmp_path: Path, answer: str, s
     ended, text = in_terminal(tmp_path, "dead", "purge", "--all", columns=100, answer=answer)
 
     assert ended == status
-    assert "delete 3 dead letters?" in text
+    assert "Delete 3 dead letters?" in text
     assert queue.stats().failed == left
 
 

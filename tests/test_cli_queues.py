@@ -22,7 +22,7 @@ from dramatiq import Worker as DramatiqWorker
 from tests.test_cli import Command, Here, in_terminal
 from tests.waiting import LIMIT, comes_true
 
-from litebroker import Counts, Group, JobSpec, Queue, Retention, State
+from litebroker import RAW, Counts, Group, JobSpec, Queue, Retention, State
 from litebroker.cli import main
 from litebroker.cli.watch import Flow
 from litebroker_dramatiq import SQLiteBroker
@@ -532,6 +532,16 @@ def test_schedules_as_json(here: Here, queue: Queue[Any]) -> None:
     assert 59 < listed[0]["next_in_seconds"] <= 60
     assert (shown["every_seconds"], shown["cron"], shown["last_at"], shown["paused"]) == (60.0, None, None, False)
     assert (job["payload"], job["priority"], job["attempts"], job["encoding"]) == ({"report": 1}, 3, 3, "json")
+
+
+def test_a_schedule_s_serializer_is_no_framework(here: Here, queue: Queue[Any]) -> None:
+    Queue("other", queue.storage, serializer=RAW).schedule(b"x", id="x", every=60)
+
+    head = here("schedules", "list")[1].splitlines()[0]
+    (listed,) = map(json.loads, here("schedules", "list", "--json")[1].splitlines())
+
+    assert "framework" not in head
+    assert listed["framework"] == "direct"
 
 
 def test_one_schedule_is_shown_with_the_job_that_it_adds(here: Here, queue: Queue[Any]) -> None:

@@ -106,6 +106,10 @@ class Inspection:
     def frameworks(self) -> list[str]:
         return sorted(self._inspectors)
 
+    def framework_of(self, encoding: str | None) -> str:
+        """Whose a job is that has this encoding: an adapter puts its name there, a `Queue` its serializer's."""
+        return DIRECT if encoding is None or encoding not in self._inspectors else encoding
+
     def now_ms(self) -> int:
         """The time by the storage's clock."""
         return self._storage.clock.now_ms()
@@ -192,7 +196,7 @@ class Inspection:
         records = self._storage.page(queue, state, limit=limit, after=after, payloads=False)
         # Before anything is made of them: where few of a million match, that is what takes the time.
         matching = (
-            [record for record in records if _matches(record, self._framework(record), where, now_ms)]
+            [record for record in records if _matches(record, self.framework_of(record.encoding), where, now_ms)]
             if where.looks_into_rows
             else records
         )
@@ -207,13 +211,8 @@ class Inspection:
         )
         return found, _position(records[-1]), is_past
 
-    def _framework(self, record: JobRecord) -> str:
-        # An adapter says in the encoding whose job it is.
-        encoding = record.encoding
-        return DIRECT if encoding is None or encoding not in self._inspectors else encoding
-
     def _row(self, record: JobRecord) -> JobRow:
-        return self._inspectors[self._framework(record)].row(record)
+        return self._inspectors[self.framework_of(record.encoding)].row(record)
 
     def _completed(self, found: Sequence[tuple[JobRow, _Place]]) -> list[JobRow]:
         return self._with_holders([row for row, _place in found])

@@ -76,7 +76,8 @@ def requeue(ctx: click.Context, /, *, target: str | None, per_second: float | No
         return Task(
             mend=lambda rows: inspection.retry(rows, queue=target),
             done="queued again" if target is None else f"queued again in {target}",
-            question="requeue",
+            question="Requeue",
+            target="" if target is None else f" to {target!r}",
             kind="dead letter",
             per_second=per_second,
         )
@@ -93,6 +94,6 @@ def purge(ctx: click.Context, /, **options: Any) -> None:
     """Delete dead letters, with all that is known of them."""
 
     def make(inspection: Inspection) -> Task:
-        return Task(mend=inspection.remove_dead, done="deleted", question="delete", kind="dead letter")
+        return Task(mend=inspection.remove_dead, done="deleted", question="Delete", kind="dead letter")
 
     change(ctx, make, _FAILED, **options)

@@ -150,7 +150,7 @@ def retry(ctx: click.Context, /, *, per_second: float | None, **options: Any) ->
     """Let failed jobs run again at once, each by its framework's rules."""
 
     def make(inspection: Inspection) -> Task:
-        return Task(mend=inspection.retry, done="queued again", question="retry", per_second=per_second)
+        return Task(mend=inspection.retry, done="queued again", question="Retry", per_second=per_second)
 
     change(ctx, make, _FAILED, **options)
 
@@ -164,7 +164,7 @@ def cancel(ctx: click.Context, /, **options: Any) -> None:
     """End pending jobs as cancelled."""
 
     def make(inspection: Inspection) -> Task:
-        return Task(mend=inspection.cancel, done="cancelled", question="cancel")
+        return Task(mend=inspection.cancel, done="cancelled", question="Cancel")
 
     change(ctx, make, _PENDING, **options)
 
@@ -182,7 +182,7 @@ def remove(ctx: click.Context, /, states: tuple[str, ...], **options: Any) -> No
         raise click.UsageError("give ids, or --all with what to filter by, and not both", ctx)
 
     def make(inspection: Inspection) -> Task:
-        return Task(mend=inspection.remove, done="removed", question="remove")
+        return Task(mend=inspection.remove, done="removed", question="Remove")
 
     change(ctx, make, tuple(State(state) for state in states) or _IDLE, **options)
 
@@ -207,7 +207,7 @@ def reschedule(ctx: click.Context, /, *, delay: float | None, run_at: datetime |
         return Task(
             mend=lambda rows: inspection.reschedule(rows, due_at_ms),
             done="rescheduled",
-            question="reschedule",
+            question="Reschedule",
             # The walk through what waits comes once more to those that were put off. Some frameworks count in seconds.
             keeps=lambda row: row.due_at_ms is not None and row.due_at_ms // 1000 == due_at_ms // 1000,
         )
@@ -239,7 +239,8 @@ def move(
         return Task(
             mend=lambda rows: inspection.move(rows, target),
             done=f"moved to {target}",
-            question=f"move to {target!r}",
+            question="Move",
+            target=f" to {target!r}",
             per_second=per_second,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,8 @@ import click
 
 from litebroker.cli.options import Commands, database_option, named_queues, opened, queues_option
 from litebroker.cli.output import confirm, duration, iso, print_json, print_table, printable, tell
+from litebroker.inspection import Inspection
+from litebroker.inspectors import DIRECT
 from litebroker.storage import ScheduleRecord, Storage
 
 _HEAD = ("schedule", "queue", "when", "next", "last", "task", "framework")
@@ -37,11 +40,14 @@ def list_(ctx: click.Context, names: tuple[str, ...], *, as_json: bool) -> None:
         paused = {info.name for info in known if info.paused_at_ms is not None}
         found = [it for it in storage.list_schedules() if any(it.queue == info.name for info in known)]
         now_ms, location = storage.clock.now_ms(), storage.location
+        frameworks = _frameworks(storage, found)
     if as_json:
         for record in found:
-            print_json(_as_json(record, now_ms, paused=record.queue in paused))
+            print_json(_as_json(record, frameworks[record.job.encoding], now_ms, paused=record.queue in paused))
     elif found:
-        rows = [_row(record, now_ms, paused=record.queue in paused) for record in found]
+        rows = [
+            _row(record, frameworks[record.job.encoding], now_ms, paused=record.queue in paused) for record in found
+        ]
         shown = [number for number in range(len(_HEAD)) if any(row[number] for row in rows)]
         print_table([_HEAD[number] for number in shown], [[row[number] for number in shown] for row in rows])
     else:
@@ -63,7 +69,8 @@ def show(ctx: click.Context, schedule_id: str, name: str | None, *, as_json: boo
         record = _one(storage, schedule_id, name)
         paused = any(it.name == record.queue and it.paused_at_ms is not None for it in storage.queues())
         now_ms = storage.clock.now_ms()
-    plain = _as_json(record, now_ms, paused=paused)
+        framework = _frameworks(storage, [record])[record.job.encoding]
+    plain = _as_json(record, framework, now_ms, paused=paused)
     if as_json:
         print_json({**plain, "job": _job_as_json(record)})
         return
@@ -149,7 +156,13 @@ def _one(storage: Storage, schedule_id: str, queue: str | None) -> ScheduleRecor
     return found[0]
 
 
-def _row(record: ScheduleRecord, now_ms: int, *, paused: bool) -> tuple[str, ...]:
+def _frameworks(storage: Storage, records: Sequence[ScheduleRecord]) -> dict[str | None, str]:
+    """Whose their jobs are, by encoding."""
+    inspection = Inspection(storage)
+    return {record.job.encoding: inspection.framework_of(record.job.encoding) for record in records}
+
+
+def _row(record: ScheduleRecord, framework: str, now_ms: int, *, paused: bool) -> tuple[str, ...]:
     return (
         record.id,
         record.queue,
@@ -157,7 +170,7 @@ def _row(record: ScheduleRecord, now_ms: int, *, paused: bool) -> tuple[str, ...
         _next(record, now_ms, paused=paused),
         "never" if record.last_at_ms is None else f"{_last(record, now_ms)} ago",
         record.job.task or "",
-        record.job.encoding or "",
+        "" if framework == DIRECT else framework,
     )
 
 
@@ -180,7 +193,7 @@ def _last(record: ScheduleRecord, now_ms: int) -> str:
     return duration((now_ms - (record.last_at_ms or 0)) / 1000)
 
 
-def _as_json(record: ScheduleRecord, now_ms: int, *, paused: bool) -> dict[str, Any]:
+def _as_json(record: ScheduleRecord, framework: str, now_ms: int, *, paused: bool) -> dict[str, Any]:
     spec = record.spec
     return {
         "id": record.id,
@@ -193,7 +206,7 @@ def _as_json(record: ScheduleRecord, now_ms: int, *, paused: bool) -> dict[str, 
         "last_at": iso(record.last_at_ms),
         "paused": paused,
         "task": record.job.task,
-        "encoding": record.job.encoding,
+        "framework": framework,
     }
 
 

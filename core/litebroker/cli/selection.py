@@ -14,6 +14,7 @@ import click
 from litebroker.cli.options import duration, usage_errors
 from litebroker.cli.output import confirm, print_json, printable
 from litebroker.cli.progress import progress
+from litebroker.errors import LitebrokerError
 from litebroker.inspection import Filter, Inspection, Mended
 from litebroker.inspectors import JobRow, TooLate
 from litebroker.jobs import State
@@ -119,7 +120,8 @@ class Task:
 
     Attributes:
         done: What has become of a job: "cancelled".
-        question: What to do to them: "cancel".
+        question: What to do to them: "Cancel".
+        target: What is said behind how many: " to 'slow-emails'".
         per_second: How many at most; None is as fast as it goes.
         keeps: Whether a job is left out, since it already is as it should be.
     """
@@ -127,6 +129,7 @@ class Task:
     mend: Mend
     done: str
     question: str
+    target: str = ""
     kind: str = "job"
     per_second: float | None = None
     keeps: Callable[[JobRow], bool] = lambda _: False
@@ -159,7 +162,7 @@ def run(
             _run_ids(inspection, task, ids, report)
         else:
             _run_all(inspection, task, where, report)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort, LitebrokerError):
         report.finish()
         raise
     ctx.exit(report.finish())
@@ -200,7 +203,7 @@ def _ask(inspection: Inspection, task: Task, where: Filter, *, yes: bool) -> Non
         return
     count = inspection.count(where)
     many = f"all {task.kind}s that match" if count is None else f"{count:,} {task.kind}{'' if count == 1 else 's'}"
-    confirm(f"{task.question} {many}?", yes=yes)
+    confirm(f"{task.question} {many}{task.target}?", yes=yes)
 
 
 class _Pace:
