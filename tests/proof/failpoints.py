@@ -120,8 +120,9 @@ def removed(storage: SQLiteStorage) -> list[JobCopy]:
 
 
 def expired(storage: SQLiteStorage) -> None:
-    for key in ("a", "b"):
-        storage.put("s", key, ttl_ms=1)
+    with storage.transaction():  # Outside of one, to put the second would sweep the first if it has expired.
+        for key in ("a", "b"):
+            storage.put("s", key, ttl_ms=1)
     time.sleep(0.005)
 
 
