@@ -70,7 +70,11 @@ class Figures:
 
 def versions() -> dict[str, str]:
     """Of all that took part."""
-    found = {"Python": platform.python_version(), "SQLite": sqlite3.sqlite_version, "Linux": ".".join(platform.release().split(".")[:2])}
+    found = {
+        "Python": platform.python_version(),
+        "SQLite": sqlite3.sqlite_version,
+        "Linux": ".".join(platform.release().split(".")[:2]),
+    }
     for name in ("apsw", "dramatiq", "huey", "rq", "gevent"):
         try:
             found[name] = importlib.metadata.version(name)
