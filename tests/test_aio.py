@@ -359,6 +359,32 @@ def test_a_delayed_job_ends_the_wait_when_it_is_due(where: str) -> None:
     run(main())
 
 
+def test_a_claim_that_does_not_wait_gets_what_is_due(where: str) -> None:
+    async def main() -> None:
+        async with AsyncQueue("emails", where) as queue:
+            await queue.add_many(range(20))
+
+            claimed = [await queue.claim(wait=0) for _ in range(20)]
+
+            assert [job.data for (job,) in claimed] == list(range(20))
+
+    run(main())
+
+
+def test_a_claim_on_other_terms_does_not_wait_for_the_one_before_it(where: str) -> None:
+    async def main() -> None:
+        async with AsyncQueue("emails", where) as queue:
+            first = asyncio.ensure_future(queue.claim(lease=10, wait=LIMIT))
+            await asyncio.sleep(0)
+
+            assert await asyncio.wait_for(queue.claim(lease=20, wait=0), LIMIT / 2) == []
+
+            await queue.add("x")
+            assert [job.data for job in await first] == ["x"]
+
+    run(main())
+
+
 def test_a_claim_waits_no_longer_than_it_was_told(where: str) -> None:
     async def main() -> None:
         async with AsyncQueue("emails", where) as queue:

@@ -361,7 +361,8 @@ class _Waiter:
     """Someone who waits for jobs.
 
     Attributes:
-        leaves: It waits no longer than the claim takes that is under way,
+        has_looked: A claim has been made since it came, which it had a share in.
+        leaves: It waits no longer than the claim takes that is under way, or its first one,
         wants: and takes what that brings. If not, it was cancelled.
         has_ended: It has got jobs, or an error, or nothing.
     """
@@ -371,6 +372,7 @@ class _Waiter:
         self.lease = lease
         self.jobs: list[Job[Any]] = []
         self.error: Exception | None = None
+        self.has_looked = False
         self.leaves = False
         self.wants = True
         self.has_ended = False
@@ -476,7 +478,7 @@ class _Line:
         with self._lock:
             if waiter not in self._waiters:
                 return  # It has been served, and is about to hear of it.
-            if self._claiming:
+            if self._claiming or (wants and not waiter.has_looked):
                 waiter.leaves, waiter.wants = True, wants
                 return
             del self._waiters[waiter]
@@ -534,18 +536,22 @@ class _Line:
             self._has_grown = False
             lease = next((waiter.lease for waiter in self._waiters), None)
             limit = sum(waiter.limit for waiter in self._waiters if waiter.lease == lease)
+            there = list(self._waiters)
             self._claiming = limit > 0
         if not limit:
             return False
         jobs = self._queue.claim(limit, lease=lease)
         found = bool(jobs)
         with self._lock:
+            for waiter in there:
+                # Where there is nothing, there is nothing on other terms.
+                waiter.has_looked = waiter.has_looked or not found or waiter.lease == lease
             for waiter in [it for it in self._waiters if it.lease == lease and it.wants]:
                 waiter.jobs, jobs = jobs[: waiter.limit], jobs[waiter.limit :]
         self.give_back(jobs)
         with self._lock:
             self._claiming = False
-            served = [it for it in self._waiters if it.jobs or it.leaves]
+            served = [it for it in self._waiters if it.jobs or (it.leaves and (it.has_looked or not it.wants))]
             for waiter in served:
                 del self._waiters[waiter]
         for waiter in served:
