@@ -125,3 +125,17 @@ def test_what_fail_is_given_becomes_an_error() -> None:
     assert as_job_error(ValueError("no")).type == "ValueError"
     with pytest.raises(TypeError, match="neither an exception"):
         as_job_error(5)  # type: ignore[arg-type]
+
+
+def test_an_error_that_cannot_be_looked_at_is_kept_by_its_class() -> None:
+    class UnseenError(Exception):
+        def __getattribute__(self, name: str) -> object:
+            raise RuntimeError(name)
+
+        def __str__(self) -> str:
+            raise SystemExit(1)
+
+    kept = job_error(raised(UnseenError()))
+
+    assert kept.type.endswith("UnseenError")
+    assert kept.message == "<its str() raised SystemExit>"

@@ -7,8 +7,8 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,15 @@ from litebroker import (
     Counts,
     DatabaseBusyError,
     ErrorContext,
+    JobRecord,
     LeaseLostError,
     NewJob,
+    Observer,
     Queue,
     Retention,
     Worker,
 )
+from litebroker.observers import Outcome
 from litebroker.sqlite import SQLiteStorage
 from litebroker.testing import ManualClock
 
@@ -397,9 +400,12 @@ def test_a_payload_that_cannot_be_read_fails_and_the_next_job_runs(
     assert (seen, told.kinds) == (["good"], ["parse"])
 
 
-def test_an_error_in_on_error_does_no_harm(storage: SQLiteStorage, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("second", [KeyError("on_error"), SystemExit(1)])
+def test_an_error_in_on_error_does_no_harm(
+    storage: SQLiteStorage, caplog: pytest.LogCaptureFixture, second: BaseException
+) -> None:
     def raising(error: BaseException, context: ErrorContext) -> None:
-        raise KeyError("on_error")
+        raise second
 
     with Queue("emails", storage, on_error=raising) as queue:
         queue.add_many([NewJob("x", attempts=1), NewJob("y", attempts=1)])
@@ -407,6 +413,49 @@ def test_an_error_in_on_error_does_no_harm(storage: SQLiteStorage, caplog: pytes
 
         assert comes_true(lambda: queue.stats() == Counts(failed=2))
     assert "on_error itself raised" in caplog.text
+
+
+def test_an_error_that_cannot_be_looked_at_ends_no_thread(storage: SQLiteStorage) -> None:
+    with Queue("emails", storage) as queue:
+        queue.add_many([NewJob("x", attempts=1), NewJob("y", attempts=1)])
+        queue.process(raise_unseen)
+
+        assert comes_true(lambda: queue.stats() == Counts(failed=2))
+
+
+class UnseenError(Exception):
+    """Nothing can be asked of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
+def raise_unseen(_: Any) -> None:
+    raise UnseenError
+
+
+def test_an_observer_that_exits_does_no_harm(storage: SQLiteStorage) -> None:
+    class Exiting(Observer):
+        def claimed(self, jobs: Sequence[JobRecord]) -> None:
+            raise SystemExit(1)
+
+        def running(self, jobs: Sequence[JobRecord]) -> AbstractContextManager[object]:
+            raise SystemExit(2)
+
+        def settled(self, job: JobRecord, outcome: Outcome) -> None:
+            raise SystemExit(3)
+
+    done = threading.Event()
+    with Queue("emails", storage) as queue:
+        queue.observe(Exiting())
+        queue.add_many([NewJob(1), NewJob(2)])
+        queue.process(lambda _: done.set())
+
+        assert comes_true(lambda: queue.stats() == Counts())
+    assert done.is_set()
 
 
 def test_errors_are_logged_with_the_job_and_without_the_payload(

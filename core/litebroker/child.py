@@ -165,7 +165,7 @@ class _Child:
         for position, held in enumerate(unit):
             try:
                 values.append(self._terms.decode(held.record.payload, held.record.encoding))
-            except Exception as error:  # noqa: BLE001 (whatever the serializer raises)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever the serializer raises)
                 failures.append((position, "parse", _told(error)))
             else:
                 contexts.append(_Context(held, self._terms, self._lock, errand, position))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from types import TracebackType
+from typing import Any
 
 from litebroker.jobs import JobError
 
@@ -45,12 +46,12 @@ def as_job_error(error: BaseException | JobError | str | None, *, reason: str = 
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as second:  # noqa: BLE001 (a user's class may raise anything)
+    except (Exception, SystemExit) as second:  # noqa: BLE001 (a user's class may raise anything)
         return f"<its str() raised {type(second).__qualname__}>"
 
 
 def _stack(error: BaseException, skip: int) -> str:
-    frames: TracebackType | None = error.__traceback__
+    frames: TracebackType | None = _attribute(error, "__traceback__")
     for _ in range(skip):
         frames = frames.tb_next if frames is not None else None
     for chain in (True, False):
@@ -66,15 +67,20 @@ def _causes(error: BaseException) -> list[BaseException]:
     causes: list[BaseException] = []
     seen = {id(error)}
     while len(causes) < _MOST_CAUSES:
-        cause = error.__cause__
-        if cause is None and not error.__suppress_context__:
-            cause = error.__context__
+        cause: BaseException | None = _attribute(error, "__cause__")
+        if cause is None and not _attribute(error, "__suppress_context__"):
+            cause = _attribute(error, "__context__")
         if cause is None or id(cause) in seen:
             break
         seen.add(id(cause))
         causes.append(cause)
         error = cause
     return causes
+
+
+def _attribute(error: BaseException, name: str) -> Any:
+    """One that every exception has, past a ``__getattribute__`` of its class."""
+    return object.__getattribute__(error, name)
 
 
 def _bounded(text: str, limit: int) -> str:

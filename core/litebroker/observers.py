@@ -81,7 +81,7 @@ class Watched:
             try:
                 manager = observer.running(self._jobs)
                 manager.__enter__()
-            except Exception as error:  # noqa: BLE001 (logged)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 (logged)
                 _complain(observer, error)
             else:
                 self._entered.append(manager)
@@ -134,7 +134,7 @@ def tell(observers: Observers, what: Callable[[Observer], object]) -> None:
     for observer in observers:
         try:
             what(observer)
-        except Exception as error:  # noqa: BLE001 (logged)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (logged)
             _complain(observer, error)
 
 

@@ -698,7 +698,7 @@ class Worker:
         for held in unit:
             try:
                 values.append(self._terms.decode(held.record.payload, held.record.encoding))
-            except Exception as error:  # noqa: BLE001 (whatever the serializer raises)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever the serializer raises)
                 self._spoil(held, "parse", error)
             else:
                 readable.append(held)
@@ -1044,8 +1044,11 @@ class Worker:
             context = ErrorContext.of(kind, record, wait_ms=wait_ms, settled=settled)
         try:
             self._terms.on_error(error, context)
-        except Exception:
-            _logger.exception("on_error itself raised, told of %s in queue %r", kind, context.queue)
+        except (Exception, SystemExit) as second:  # noqa: BLE001 (sys.exit() would end this thread only, and settle nothing)
+            # As text, since what cannot be looked at makes logging raise, too.
+            what = job_error(second)
+            told = what.stack or what.type
+            _logger.error("on_error itself raised, told of %s in queue %r\n%s", kind, context.queue, told)  # noqa: TRY400
 
     def _stop(self) -> None:
         with self._lock:
