@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from litebroker.arguments import queue_name as checked_name
-from litebroker.cli.jobs import change, listing_options, show_jobs, show_options
-from litebroker.cli.listing import print_page, print_page_as_json
-from litebroker.cli.options import Commands, database_option, opened, usage_errors
-from litebroker.cli.selection import Task, filter_options, make_filter, many_options, rate
+from litebroker.cli.jobs import change, list_jobs, listing_options, show_jobs, show_options
+from litebroker.cli.options import Commands, database_option, usage_errors
+from litebroker.cli.selection import Change, filter_options, make_filter, many_options, rate
 from litebroker.inspection import Inspection
 from litebroker.jobs import State
 
@@ -33,17 +32,7 @@ def dead() -> None:
 @click.pass_context
 def list_(ctx: click.Context, /, *, limit: int, after: str | None, as_json: bool, **options: Any) -> None:
     """List dead letters: queue by queue, the latest first."""
-    where = make_filter(_FAILED, **options)
-    with opened(ctx, must_exist=True) as storage:
-        with usage_errors(ctx):
-            page = Inspection(storage).jobs(where, limit=limit, after=after)
-        now_ms, location = storage.clock.now_ms(), storage.location
-    if as_json:
-        print_page_as_json(page, location)
-    elif page.rows:
-        print_page(page, now_ms, dead=True)
-    else:
-        click.echo("no dead letter matches", err=True)
+    list_jobs(ctx, make_filter(_FAILED, **options), limit=limit, after=after, as_json=as_json, dead=True)
 
 
 @dead.command()
@@ -72,8 +61,8 @@ def requeue(ctx: click.Context, /, *, target: str | None, per_second: float | No
         with usage_errors(ctx):
             checked_name(target)
 
-    def make(inspection: Inspection) -> Task:
-        return Task(
+    def make(inspection: Inspection) -> Change:
+        return Change(
             mend=lambda rows: inspection.retry(rows, queue=target),
             done="queued again" if target is None else f"queued again in {target}",
             question="Requeue",
@@ -93,7 +82,7 @@ def requeue(ctx: click.Context, /, *, target: str | None, per_second: float | No
 def purge(ctx: click.Context, /, **options: Any) -> None:
     """Delete dead letters, with all that is known of them."""
 
-    def make(inspection: Inspection) -> Task:
-        return Task(mend=inspection.remove_dead, done="deleted", question="Delete", kind="dead letter")
+    def make(inspection: Inspection) -> Change:
+        return Change(mend=inspection.remove_dead, done="deleted", question="Delete", kind="dead letter")
 
     change(ctx, make, _FAILED, **options)

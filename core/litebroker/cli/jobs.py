@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from litebroker.arguments import queue_name as checked_name
 from litebroker.cli.listing import print_job, print_job_as_json, print_page, print_page_as_json
 from litebroker.cli.options import Commands, database_option, duration, instant, opened, usage_errors
-from litebroker.cli.selection import Task, filter_options, found, make_filter, many_options, rate, run
-from litebroker.inspection import Inspection
+from litebroker.cli.selection import Change, filter_options, found, make_filter, many_options, rate, run
+from litebroker.inspection import Filter, Inspection
 from litebroker.jobs import State
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _PENDING, _FAILED = (State.PENDING,), (State.FAILED,)
 _IDLE = tuple(state for state in State if state is not State.ACTIVE)
@@ -28,7 +31,7 @@ def jobs() -> None:
     """
 
 
-def listing_options(command: Any) -> Any:
+def listing_options(command: _F) -> _F:
     """Add those of a listing."""
     command = click.option("--json", "as_json", is_flag=True, help="One line of JSON.")(command)
     command = click.option("--after", metavar="CURSOR", help="Go on there, as the page before said.")(command)
@@ -47,6 +50,13 @@ def list_(
 ) -> None:
     """List jobs: queue by queue, first those that run, then those that wait, then what has ended."""
     where = make_filter([State(state) for state in states], **options)
+    list_jobs(ctx, where, limit=limit, after=after, as_json=as_json)
+
+
+def list_jobs(
+    ctx: click.Context, where: Filter, *, limit: int, after: str | None, as_json: bool, dead: bool = False
+) -> None:
+    """List a page of them; as dead letters, if they are meant."""
     with opened(ctx, must_exist=True) as storage:
         with usage_errors(ctx):
             page = Inspection(storage).jobs(where, limit=limit, after=after)
@@ -54,9 +64,9 @@ def list_(
     if as_json:
         print_page_as_json(page, location)
     elif page.rows:
-        print_page(page, now_ms)
+        print_page(page, now_ms, dead=dead)
     else:
-        click.echo("no job matches", err=True)
+        click.echo(f"no {'dead letter' if dead else 'job'} matches", err=True)
 
 
 def show_jobs(
@@ -88,7 +98,7 @@ def show_jobs(
         ctx.exit(1)
 
 
-def show_options(command: Any) -> Any:
+def show_options(command: _F) -> _F:
     """Add those of showing single jobs."""
     command = click.option("--json", "as_json", is_flag=True, help="A line of JSON for each job.")(command)
     command = click.option(
@@ -108,7 +118,7 @@ def show(ctx: click.Context, ids: tuple[str, ...], *, unpickle: bool, as_json: b
 
 def change(
     ctx: click.Context,
-    make: Any,
+    make: Callable[[Inspection], Change],
     states: tuple[State, ...],
     *,
     ids: tuple[str, ...],
@@ -118,7 +128,7 @@ def change(
     not_in: str | None = None,
     **options: Any,
 ) -> None:
-    """Do to jobs what ``make(inspection)``, a `Task`, says.
+    """Do to jobs what ``make(inspection)`` says.
 
     Args:
         not_in: A queue whose jobs are not meant.
@@ -149,8 +159,8 @@ def change(
 def retry(ctx: click.Context, /, *, per_second: float | None, **options: Any) -> None:
     """Let failed jobs run again at once, each by its framework's rules."""
 
-    def make(inspection: Inspection) -> Task:
-        return Task(mend=inspection.retry, done="queued again", question="Retry", per_second=per_second)
+    def make(inspection: Inspection) -> Change:
+        return Change(mend=inspection.retry, done="queued again", question="Retry", per_second=per_second)
 
     change(ctx, make, _FAILED, **options)
 
@@ -163,8 +173,8 @@ def retry(ctx: click.Context, /, *, per_second: float | None, **options: Any) ->
 def cancel(ctx: click.Context, /, **options: Any) -> None:
     """End pending jobs as cancelled."""
 
-    def make(inspection: Inspection) -> Task:
-        return Task(mend=inspection.cancel, done="cancelled", question="Cancel")
+    def make(inspection: Inspection) -> Change:
+        return Change(mend=inspection.cancel, done="cancelled", question="Cancel")
 
     change(ctx, make, _PENDING, **options)
 
@@ -181,8 +191,8 @@ def remove(ctx: click.Context, /, states: tuple[str, ...], **options: Any) -> No
     if states and options["ids"]:
         raise click.UsageError("give ids, or --all with what to filter by, and not both", ctx)
 
-    def make(inspection: Inspection) -> Task:
-        return Task(mend=inspection.remove, done="removed", question="Remove")
+    def make(inspection: Inspection) -> Change:
+        return Change(mend=inspection.remove, done="removed", question="Remove")
 
     change(ctx, make, tuple(State(state) for state in states) or _IDLE, **options)
 
@@ -199,12 +209,12 @@ def reschedule(ctx: click.Context, /, *, delay: float | None, run_at: datetime |
     if (delay is None) == (run_at is None):
         raise click.UsageError("when? Give --delay or --run-at, and not both", ctx)
 
-    def make(inspection: Inspection) -> Task:
+    def make(inspection: Inspection) -> Change:
         if run_at is not None:
             due_at_ms = round(run_at.timestamp() * 1000)
         else:
             due_at_ms = inspection.now_ms() + round((delay or 0) * 1000)
-        return Task(
+        return Change(
             mend=lambda rows: inspection.reschedule(rows, due_at_ms),
             done="rescheduled",
             question="Reschedule",
@@ -235,8 +245,8 @@ def move(
     if target in queues:
         raise click.UsageError(f"--queue and --to are both {target!r}", ctx)
 
-    def make(inspection: Inspection) -> Task:
-        return Task(
+    def make(inspection: Inspection) -> Change:
+        return Change(
             mend=lambda rows: inspection.move(rows, target),
             done=f"moved to {target}",
             question="Move",

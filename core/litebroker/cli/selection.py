@@ -115,7 +115,7 @@ def found(inspection: Inspection, ids: Sequence[str]) -> Iterator[JobRow | str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Change:
     """What a command does to jobs.
 
     Attributes:
@@ -138,7 +138,7 @@ class Task:
 def run(
     ctx: click.Context,
     inspection: Inspection,
-    task: Task,
+    change: Change,
     where: Filter,
     *,
     ids: Sequence[str],
@@ -155,55 +155,55 @@ def run(
     if all_:
         with usage_errors(ctx):
             inspection.check(where)
-        _ask(inspection, task, where, yes=yes)
-    report = _Report(task, as_json=as_json, sweeping=all_)
+        _ask(inspection, change, where, yes=yes)
+    report = _Report(change, as_json=as_json, sweeping=all_)
     try:
         if ids:
-            _run_ids(inspection, task, ids, report)
+            _run_ids(inspection, change, ids, report)
         else:
-            _run_all(inspection, task, where, report)
+            _run_all(inspection, change, where, report)
     except (KeyboardInterrupt, click.Abort, LitebrokerError):
         report.finish()
         raise
     ctx.exit(report.finish())
 
 
-def _run_ids(inspection: Inspection, task: Task, ids: Sequence[str], report: _Report) -> None:
+def _run_ids(inspection: Inspection, change: Change, ids: Sequence[str], report: _Report) -> None:
     rows: list[JobRow] = []
-    pace = _Pace(task.per_second)
+    pace = _Pace(change.per_second)
     for each in found(inspection, list(dict.fromkeys(ids))):
         if isinstance(each, str):
             report.problem(each)
             continue
         rows.append(each)
         if len(rows) >= pace.bite:
-            report.add(task.mend(rows))
+            report.add(change.mend(rows))
             pace.wait(len(rows))
             rows = []
     if rows:
-        report.add(task.mend(rows))
+        report.add(change.mend(rows))
 
 
-def _run_all(inspection: Inspection, task: Task, where: Filter, report: _Report) -> None:
-    pace = _Pace(task.per_second)
+def _run_all(inspection: Inspection, change: Change, where: Filter, report: _Report) -> None:
+    pace = _Pace(change.per_second)
     done, total = 0, inspection.count(where)
-    with progress(task.done, total) as show:
+    with progress(change.done, total) as show:
         for page in inspection.walk(where):
-            rows = [row for row in page if not task.keeps(row)]
+            rows = [row for row in page if not change.keeps(row)]
             for start in range(0, len(rows), pace.bite):
                 bite = rows[start : start + pace.bite]
-                report.add(task.mend(bite))
+                report.add(change.mend(bite))
                 done += len(bite)
                 show(done, total)
                 pace.wait(len(bite))
 
 
-def _ask(inspection: Inspection, task: Task, where: Filter, *, yes: bool) -> None:
+def _ask(inspection: Inspection, change: Change, where: Filter, *, yes: bool) -> None:
     if yes:
         return
     count = inspection.count(where)
-    many = f"all {task.kind}s that match" if count is None else f"{count:,} {task.kind}{'' if count == 1 else 's'}"
-    confirm(f"{task.question} {many}{task.target}?", yes=yes)
+    many = f"all {change.kind}s that match" if count is None else f"{count:,} {change.kind}{'' if count == 1 else 's'}"
+    confirm(f"{change.question} {many}{change.target}?", yes=yes)
 
 
 class _Pace:
@@ -223,8 +223,8 @@ class _Pace:
 class _Report:
     """Counts what was done, and says what was not."""
 
-    def __init__(self, task: Task, *, as_json: bool, sweeping: bool) -> None:
-        self._task = task
+    def __init__(self, change: Change, *, as_json: bool, sweeping: bool) -> None:
+        self._change = change
         self._as_json = as_json
         self._sweeping = sweeping
         self._done = 0
@@ -264,5 +264,5 @@ class _Report:
         if self._broken is not None:
             raise self._broken
         if not self._as_json:
-            click.echo(f"{self._done:,} {self._task.kind}{'' if self._done == 1 else 's'} {self._task.done}{late}")
+            click.echo(f"{self._done:,} {self._change.kind}{'' if self._done == 1 else 's'} {self._change.done}{late}")
         return 1 if self._problems else 0
