@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ import rq
 from dramatiq import Worker
 from tests.rq import tasks
 
-from litebroker import Job, JobError, NewJob, Queue, Retention, State
+from litebroker import Counts, Job, JobError, NewJob, Queue, Retention, State
 from litebroker.cli import main
 from litebroker_dramatiq import SQLiteBroker
 from litebroker_rq import connect
@@ -378,6 +380,22 @@ def test_a_rate_holds_the_work_back(run: Run, queue: Queue[Any]) -> None:
 
     assert (status, out) == (0, "6 dead letters queued again\n")
     assert time.monotonic() - began >= 0.25
+
+
+def test_a_command_that_fails_midway_tells_how_far_it_came(queue: Queue[Any], run: Run, tmp_path: Path) -> None:
+    jobs = queue.add_many([{"n": number} for number in range(250)])
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
+        db.execute(
+            "create trigger refuse before update on litebroker_job"
+            f" when new.id = {jobs[-1].id} begin select raise(abort, 'no'); end"
+        )
+        db.commit()
+
+    status, out, err = run("jobs", "cancel", "--all", "--yes")
+
+    assert (status, out) == (1, "200 jobs cancelled\n")
+    assert err.endswith(": no\n")
+    assert queue.stats() == Counts(ready=50, cancelled=200)
 
 
 def test_an_interrupted_command_tells_how_far_it_came(queue: Queue[Any], tmp_path: Path) -> None:
