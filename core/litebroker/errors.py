@@ -222,7 +222,7 @@ class ChildError(LitebrokerError):
         causes: The chain of causes, nearest first, each ``Type: message``.
     """
 
-    def __init__(self, type: str, message: str, stack: str = "", causes: Sequence[str] = ()) -> None:  # noqa: A002
+    def __init__(self, type: str, message: str, stack: str = "", causes: Sequence[str] = ()) -> None:  # noqa: A002 (as in `JobError`)
         super().__init__(f"{type}: {message}" if message else type)
         self.type = type
         self.message = message

@@ -333,7 +333,7 @@ class RQInspector(Inspector):
     ) -> list[str | None]:
         """Do it to each job that is in one of these states, a few in a transaction: no worker takes one in between."""
         try:
-            import rq  # noqa: F401
+            import rq  # noqa: F401 - is it here?
 
             from litebroker_rq.database import opened
         except ModuleNotFoundError as error:

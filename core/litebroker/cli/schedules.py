@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -16,10 +16,18 @@ from litebroker.inspection import Inspection
 from litebroker.inspectors import DIRECT
 from litebroker.storage import ScheduleRecord, Storage
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 _HEAD = ("schedule", "queue", "when", "next", "last", "task", "framework")
 _LONGEST_SHOWN = 2000
 # Where each of Huey's names has its queue; its periodic tasks are in its code, and so not among the schedules.
 _HUEY = "huey:"
+
+
+def _one_schedule(command: _F) -> _F:
+    """Add what names one, as ``schedule_id`` and ``name``, for `_one`."""
+    named = click.option("--queue", "name", metavar="NAME", help="Its queue, where several have a schedule of this id.")
+    return click.argument("schedule_id", metavar="ID")(named(command))
 
 
 @click.group(cls=Commands)
@@ -58,8 +66,7 @@ def list_(ctx: click.Context, names: tuple[str, ...], *, as_json: bool) -> None:
 
 
 @schedules.command()
-@click.argument("schedule_id", metavar="ID")
-@click.option("--queue", "name", metavar="NAME", help="Its queue, where several have a schedule of this id.")
+@_one_schedule
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 @database_option
 @click.pass_context
@@ -89,8 +96,7 @@ def show(ctx: click.Context, schedule_id: str, name: str | None, *, as_json: boo
 
 
 @schedules.command("run-now")
-@click.argument("schedule_id", metavar="ID")
-@click.option("--queue", "name", metavar="NAME", help="Its queue, where several have a schedule of this id.")
+@_one_schedule
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 @database_option
 @click.pass_context
@@ -119,8 +125,7 @@ def run_now(ctx: click.Context, schedule_id: str, name: str | None, *, as_json: 
 
 
 @schedules.command()
-@click.argument("schedule_id", metavar="ID")
-@click.option("--queue", "name", metavar="NAME", help="Its queue, where several have a schedule of this id.")
+@_one_schedule
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 @database_option
