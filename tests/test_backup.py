@@ -581,6 +581,39 @@ def test_a_file_that_was_prepared_gives_back_in_bites_while_others_write(
     assert storage.counts("other").ready == len(added)
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["as it is", "full"])
+def test_vacuum_takes_turns_with_threads_that_write(storage: SQLiteStorage, full: bool) -> None:
+    storage.add([JobSpec("work", b"x")])
+    done = threading.Event()
+    errors: list[Exception] = []
+
+    def write() -> None:
+        try:
+            while not done.is_set():
+                storage.add([JobSpec("other", b"x")])
+        except Exception as error:  # noqa: BLE001 (the test tells)
+            errors.append(error)
+
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(20):
+            storage.vacuum(full=full)
+    finally:
+        done.set()
+        for writer in writers:
+            writer.join()
+
+    assert errors == []
+    assert storage.counts("work").ready == 1
+
+
+def test_vacuum_is_no_part_of_a_transaction(storage: SQLiteStorage) -> None:
+    with storage.transaction(), pytest.raises(StorageError, match="call it outside"):
+        storage.vacuum(full=True)
+
+
 def test_vacuum_leaves_a_file_without_free_space_alone(storage: SQLiteStorage, path: str, command: Command) -> None:
     storage.add([JobSpec("work", b"x")])
 

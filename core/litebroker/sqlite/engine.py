@@ -253,6 +253,36 @@ class Engine:
             tx.durable = durable
         self._follow_up(tx, sequence)
 
+    def alone(self, op: Callable[[Tx], R], *, durable: bool = False) -> R:
+        """Run what SQLite refuses within a transaction, as nobody else of any process writes.
+
+        Args:
+            durable: Return only once it is on disk.
+
+        Raises:
+            StorageError: This thread is in a transaction itself.
+        """
+        if self._leading():
+            raise StorageError(f"{self.path}: this cannot be a part of a transaction: call it outside", path=self.path)
+        fork.give_way()
+        with self._lead:
+            db = self._ready()
+            try:
+                self._lock_writer()
+                tx = self._tx = Tx(db, durable=durable)
+                result = op(tx)
+                self._committed += 1
+                self.transactions += 1
+                sequence = self._committed
+            finally:
+                try:
+                    self._end_turn(db)
+                except BaseException:  # one that strikes just now
+                    self._end_turn(db)
+                    raise
+        self._follow_up(tx, sequence)
+        return result
+
     def _join(self, op: Callable[[Tx], R], *, durable: bool, single: bool) -> R:
         """Inside this thread's own transaction, be it that a signal handler runs on top of it."""
         tx = self._tx

@@ -63,7 +63,7 @@ def vacuum(
     """
     before = engine.read(space)
     if full or (not before.incremental and before.free and before.size - before.free <= _SMALL_PAGES << 12):
-        engine.write(lambda tx: _rewrite(tx.db, incremental=incremental), single=True, durable=True)
+        engine.alone(lambda tx: _rewrite(tx.db, incremental=incremental), durable=True)
     elif before.incremental:
         _in_bites(engine, before, on_bite)
     elif before.free:
@@ -108,4 +108,4 @@ def _in_bites(engine: Engine, before: Space, on_bite: Callable[[int, int], objec
 def _checkpoint(engine: Engine) -> None:
     """The file shrinks when the WAL is copied back. Under the writer lock, as every checkpoint."""
     if engine.path is not None:
-        engine.write(lambda tx: tx.db.rows("pragma wal_checkpoint(passive)"), single=True)
+        engine.alone(lambda tx: tx.db.rows("pragma wal_checkpoint(passive)"))
