@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,16 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "core"), str(ROOT / "inte
 # How long an example takes says nothing on a machine that others use too; each test has a time limit anyway.
 hypothesis.settings.register_profile("litebroker", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("litebroker")
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """An RQ worker that ran in this process leaves its handlers behind, which would hear the signals of other tests."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,8 @@ def diary(queue: Queue[Any]) -> Diary:
 def work(queue: Queue[Any], handler: Callable[..., object]) -> None:
     """Until nothing is pending or active any more."""
     worker = queue.process(handler)
-    assert comes_true(lambda: not queue.stats().pending and not queue.stats().active)
+    # In one look: between two, the only job can end, and what follows it come.
+    assert comes_true(lambda: not (counts := queue.stats()).pending and not counts.active)
     worker.close()
 
 
