@@ -758,7 +758,7 @@ def test_the_command_line_has_one_loop_for_all_queues(tmp_path: Path, storage: S
     queues: list[Queue[Any]] = [Queue(name, storage) for name in ("a", "b")]
     for queue in queues:
         queue.add(queue.name)
-    command = [sys.executable, "-m", "litebroker.cli", "worker", "tasks:handler", "--queue", "a", "--queue", "b"]
+    command = [sys.executable, "-m", "litebroker", "worker", "tasks:handler", "--queue", "a", "--queue", "b"]
 
     process = subprocess.Popen(
         [*command, "--concurrency", "500", "--db", str(storage.path)], cwd=tmp_path, stdout=subprocess.PIPE, text=True

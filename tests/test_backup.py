@@ -479,7 +479,7 @@ def test_a_backup_command_that_is_killed_leaves_no_backup(
 ) -> None:
     storage.add([JobSpec("work", b"x" * 100_000)] * 600)
     process = subprocess.Popen(
-        [sys.executable, "-m", "litebroker.cli", "backup", "b.db", "--db", path],
+        [sys.executable, "-m", "litebroker", "backup", "b.db", "--db", path],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

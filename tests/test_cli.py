@@ -78,7 +78,7 @@ class Command:
 
     def start(self, *args: object, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "litebroker.cli", *map(str, args)],
+            [sys.executable, "-m", "litebroker", *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -150,7 +150,7 @@ def in_terminal(command: Command, *args: object, columns: int, **environment: st
     """What the command prints in a terminal that is so wide."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "litebroker.cli", *map(str, args)],
+        [sys.executable, "-m", "litebroker", *map(str, args)],
         stdout=theirs,
         cwd=command.folder,
         env={
@@ -509,6 +509,16 @@ def test_stats_fits_a_narrow_terminal(command: Command, queues: None) -> None:
     assert found[:-1] == lines[:-1]
     assert found[-1].startswith(lines[-1])
     assert max(map(len, text.splitlines())) <= 40
+
+
+def test_to_look_into_an_empty_file_makes_no_database_of_it(command: Command) -> None:
+    command.database.touch()
+
+    done = command("stats")
+
+    assert done.returncode == 1
+    assert "the file is empty" in done.stderr
+    assert command.database.stat().st_size == 0
 
 
 def test_a_terminal_of_80_columns_gets_a_table(command: Command, queues: None) -> None:

@@ -401,7 +401,7 @@ def test_a_command_that_fails_midway_tells_how_far_it_came(queue: Queue[Any], ru
 def test_an_interrupted_command_tells_how_far_it_came(queue: Queue[Any], tmp_path: Path) -> None:
     dead_letters(queue, 100)
     process = subprocess.Popen(
-        [sys.executable, "-m", "litebroker.cli", "dead", "requeue", "--all", "--yes", "--rate", "10/s"],
+        [sys.executable, "-m", "litebroker", "dead", "requeue", "--all", "--yes", "--rate", "10/s"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -439,7 +439,7 @@ def test_a_pipe_that_closes_early_does_not_keep_jobs_from_being_mended(queue: Qu
     os.close(ours)
 
     done = subprocess.run(
-        [sys.executable, "-m", "litebroker.cli", "dead", "requeue", "--all", "--yes", "--json", "--db", "jobs.db"],
+        [sys.executable, "-m", "litebroker", "dead", "requeue", "--all", "--yes", "--json", "--db", "jobs.db"],
         stdout=theirs,
         stderr=subprocess.PIPE,
         cwd=tmp_path,
@@ -499,7 +499,7 @@ def in_terminal(folder: Path, *args: object, columns: int, answer: str = "", **e
     ours, theirs = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "litebroker.cli", *map(str, args)],
+        [sys.executable, "-m", "litebroker", *map(str, args)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

@@ -896,7 +896,7 @@ def converse(command: Command, *args: str, answer: str) -> tuple[int, str]:
     """Run the command in a terminal, and answer its question: its exit status, and what the screen showed."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "litebroker.cli", *args],
+        [sys.executable, "-m", "litebroker", *args],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

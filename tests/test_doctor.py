@@ -441,7 +441,7 @@ def test_a_check_needs_a_limit_and_queues_that_there_are(storage: SQLiteStorage,
 
 
 def test_bash_completes_commands(tmp_path: Path) -> None:
-    (tmp_path / "litebroker").write_text(f'#!/bin/sh\nexec {sys.executable} -m litebroker.cli "$@"\n')
+    (tmp_path / "litebroker").write_text(f'#!/bin/sh\nexec {sys.executable} -m litebroker "$@"\n')
     (tmp_path / "litebroker").chmod(0o755)
     script = (
         'eval "$(litebroker completion bash)"; COMP_WORDS=(litebroker back); COMP_CWORD=1;'

@@ -232,7 +232,7 @@ def test_the_worker_command_logs_json_when_it_is_asked_to(tmp_path: Path) -> Non
     (tmp_path / "tasks.py").write_text(HANDLERS, encoding="utf-8")
     with Queue("emails", tmp_path / "jobs.db") as queue:
         job = queue.add("bad", attempts=1)
-        command = [sys.executable, "-m", "litebroker.cli", "worker", "tasks:handle", "--queue", "emails"]
+        command = [sys.executable, "-m", "litebroker", "worker", "tasks:handle", "--queue", "emails"]
         with subprocess.Popen(
             [*command, "--db", "jobs.db", "--log-format", "json"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
         ) as process:

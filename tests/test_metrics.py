@@ -262,7 +262,7 @@ def test_several_processes_add_up_in_the_mode_of_prometheus_client_for_them(tmp_
 
 
 def command(*arguments: str, cwd: Path) -> Sequence[str]:
-    return [sys.executable, "-m", "litebroker.cli", "metrics", *arguments]
+    return [sys.executable, "-m", "litebroker", "metrics", *arguments]
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -432,6 +432,13 @@ def test_nothing_follows_a_job_whose_lease_was_lost(queue: Queue[Email], clock: 
     assert [it.data for it in queue.claim(10)] == [ADA]
 
 
+def test_how_long_a_key_is_held_needs_a_key(queue: Queue[Any]) -> None:
+    with pytest.raises(ValueError, match="give dedupe_key"):
+        queue.add("a", dedupe_until="ended")
+
+    assert queue.size() == 0
+
+
 def test_a_follower_that_is_refused_leaves_the_job_active(queue: Queue[Any]) -> None:
     queue.add(ADA)
     job = claimed(queue)

@@ -148,7 +148,7 @@ def test_who_waits_for_a_queue_makes_files_beside_the_database_only(name: str, p
 @pytest.mark.parametrize("name", HOSTILE[:6])
 def test_a_queues_name_is_no_path_and_no_option_to_the_commands(name: str, path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "litebroker.cli", *arguments, "--db", str(path)]
+        command = [sys.executable, "-m", "litebroker", *arguments, "--db", str(path)]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'core'}"}
         return subprocess.run(command, cwd=path.parent, env=environment, capture_output=True, text=True, check=False)
 

@@ -182,7 +182,7 @@ def test_no_command_drops_sqlites_locks(tmp_path: Path) -> None:
         "schedules": ["list"],
         "why": ["1"],
     }
-    export = [sys.executable, "-m", "litebroker.cli", "export", "--db", str(path)]
+    export = [sys.executable, "-m", "litebroker", "export", "--db", str(path)]
     (tmp_path / "exported.ndjson").write_bytes(subprocess.run(export, capture_output=True, check=True).stdout)
     # These start others, or work on no file, or on another one.
     left_out = {"completion", "restore", "rq", "worker"}

@@ -441,7 +441,7 @@ class Command:
 
     def start(self, *args: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "litebroker.cli", *args],
+            [sys.executable, "-m", "litebroker", *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -466,7 +466,7 @@ def test_an_export_goes_through_a_pipe_into_an_import(
     command: Command, source: SQLiteStorage, target: SQLiteStorage
 ) -> None:
     fill(source)
-    litebroker = f"{sys.executable} -m litebroker.cli"
+    litebroker = f"{sys.executable} -m litebroker"
 
     shell = subprocess.run(
         ["bash", "-c", f"{litebroker} export --db source.db | {litebroker} import - --db target.db"],
@@ -631,7 +631,7 @@ def test_an_export_goes_onto_no_database_and_no_part_of_one(
 def test_a_reader_who_leaves_early_ends_an_export_quietly(command: Command, source: SQLiteStorage) -> None:
     source.add([JobSpec("q", b"x" * 1000)] * 2000)
 
-    pipeline = f"{sys.executable} -m litebroker.cli export --db source.db | head -n 1 > first; exit ${{PIPESTATUS[0]}}"
+    pipeline = f"{sys.executable} -m litebroker export --db source.db | head -n 1 > first; exit ${{PIPESTATUS[0]}}"
     shell = subprocess.run(
         ["bash", "-c", pipeline], cwd=command.folder, capture_output=True, check=False, timeout=LIMIT
     )
@@ -646,7 +646,7 @@ def test_progress_is_shown_in_a_terminal_only_and_never_among_the_lines(
     terminal, process_side = pty.openpty()
 
     with subprocess.Popen(
-        [sys.executable, "-m", "litebroker.cli", "export", "--db", "source.db"],
+        [sys.executable, "-m", "litebroker", "export", "--db", "source.db"],
         cwd=command.folder,
         stdout=subprocess.PIPE,
         stderr=process_side,

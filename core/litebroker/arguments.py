@@ -236,6 +236,8 @@ def job_spec(
         raise ValueError(f"delay={delay!r} and run_at={run_at!r} exclude each other: give one")
     if dedupe_until not in {"removed", "ended"}:
         raise ValueError(f'dedupe_until={dedupe_until!r}: it is "removed" or "ended"')
+    if dedupe_until != "removed" and dedupe_key is None:
+        raise ValueError(f"dedupe_until={dedupe_until!r} says how long the job holds a key: give dedupe_key, too")
     group_concurrency = 1
     if isinstance(group, Group):
         group_concurrency = whole_number("the group's concurrency", group.concurrency, at_least=1)

@@ -55,7 +55,7 @@ FLEETS = {
             "command",
             "engine",
             (
-                *("-m", "litebroker.cli", "worker", "tests.proof.apps.engine:handle"),
+                *("-m", "litebroker", "worker", "tests.proof.apps.engine:handle"),
                 *("--processes", "2", "--concurrency", "2", "--log-level", "warning"),
             ),
             1,

@@ -99,6 +99,8 @@ def opened(ctx: click.Context, *, must_exist: bool = False, **options: Any) -> I
             raise _in_memory(ctx, where)
         if must_exist and not os.path.exists(path):  # noqa: PTH110 (as the storage has it)
             raise click.ClickException(f"{path}: there is no such file")
+        if must_exist and os.path.isfile(path) and os.path.getsize(path) == 0:  # noqa: PTH113, PTH202 (as above)
+            raise click.ClickException(f"{path}: the file is empty: nothing was ever added to it")
         yield storage
     finally:
         storage.close()

@@ -153,7 +153,7 @@ def worker(
     )
     control = supervisor.control()
     if processes > 1 and control is None and not isolate:
-        command = [sys.executable, "-m", "litebroker.cli", *ctx.ensure_object(Place).args]
+        command = [sys.executable, "-m", "litebroker", *ctx.ensure_object(Place).args]
         return supervisor.Supervisor(command, processes, stop_timeout=stop_timeout).run()
     try:
         return _work(ctx, setup, control)

@@ -15,6 +15,8 @@ _CLAIM_MASK = (1 << PROCESS_SHIFT) - 1
 # An id is microseconds since 2026 (51 bits, which last until 2097) and 12 bits of the process's own, its lane.
 ID_STEP = 1 << 12
 _EPOCH_US = 1_767_225_600_000_000
+# Of the first day nobody has any: a smaller number is something else, mistaken for an id.
+SMALLEST_ID = 86_400_000_000 << 12
 
 _random = SystemRandom()
 

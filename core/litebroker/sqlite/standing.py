@@ -37,7 +37,7 @@ class StandingVerbs(Session):
         return self._read(look) if 0 <= job_id <= LARGEST_ID else None
 
     def issued_at_ms(self, job_id: int) -> int | None:
-        return identities.issued_at_ms(job_id) if 0 <= job_id <= LARGEST_ID else None
+        return identities.issued_at_ms(job_id) if identities.SMALLEST_ID <= job_id <= LARGEST_ID else None
 
     def arrivals(self, after: int | None, *, limit: int = 1000) -> Arrivals:
         def look(db: Connection) -> Arrivals:

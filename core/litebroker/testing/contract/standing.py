@@ -123,6 +123,7 @@ class Standings(Contract):
         else:
             assert first <= second
         assert storage.issued_at_ms(2**70) is None
+        assert storage.issued_at_ms(1) is None
 
     def test_arrivals_are_the_jobs_with_higher_ids_by_their_queues(self, storage: Storage) -> None:
         assert storage.arrivals(None) == Arrivals(0, {})

@@ -1,7 +1,0 @@
-"""``python -m litebroker.cli``: the command, where its script is not on PATH."""
-
-from __future__ import annotations
-
-from litebroker.cli import main
-
-main()
