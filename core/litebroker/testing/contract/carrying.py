@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,13 @@ class Carrying(Contract):
     """What is walked through in one storage, and put into another, is what it was."""
 
     @pytest.fixture
-    def other(self, clock: ManualClock, tmp_path: Path) -> Storage:
+    def other(self, clock: ManualClock, tmp_path: Path) -> Iterator[Storage]:
         """A second storage, to carry to."""
         folder = tmp_path / "other"
         folder.mkdir()
-        return self.make_storage(clock, folder)
+        other = self.make_storage(clock, folder)
+        yield other
+        other.close()
 
     def test_a_walk_meets_all_jobs_in_the_order_of_their_ids(self, storage: Storage) -> None:
         job_ids = [add(storage, queue) for queue in ("b", "a", "b", "c")]
