@@ -286,7 +286,7 @@ def parsed(line: bytes) -> Thing:
         raise TransferError(str(error)) from None
     if kind == "queue":
         _check(fields, _QUEUE, {"name"})
-        return PausedQueue(fields["name"]) if fields.get("paused") else None
+        return PausedQueue(_name(fields, "name")) if fields.get("paused") else None
     if kind == "end":
         _check(fields, _END, set())
         return "end"
@@ -350,9 +350,7 @@ def _job(fields: _Line) -> JobCopy:
     ended_at_ms = get("ended_at_ms")
     if (ended_at_ms is None) != (state is State.PENDING):
         raise TransferError(f"a job that is {state} has {'no' if state is State.PENDING else 'an'} ended_at_ms")
-    queue = fields["queue"]
-    if not queue:
-        raise TransferError("the queue has no name")
+    queue = _name(fields, "queue")
     error, history, until = get("error"), get("history"), get("dedupe_until")
     record = JobRecord(
         _id(fields["id"]),
@@ -378,6 +376,14 @@ def _job(fields: _Line) -> JobCopy:
         _bytes(fields, "payload"),
     )
     return JobCopy(record, "removed" if until is None else _dedupe_until(until), get("group_concurrency", 1))
+
+
+def _name(fields: _Line, field: str) -> str:
+    """As `Queue` takes it, or nothing could be done with what is called so."""
+    name: str = fields[field]
+    if not name or "\0" in name:
+        raise TransferError(f"{field}={_shown(name)}: a name is not empty, and has no NUL")
+    return name
 
 
 def _id(text: str) -> int:
@@ -448,5 +454,6 @@ def _schedule(fields: _Line) -> ScheduleRecord:
     if (spec.every_ms is None) == (spec.cron is None):
         raise TransferError("a schedule has exactly one of every_ms and cron")
     next_tick(spec, 0)
-    job = JobSpec(queue=fields["queue"], payload=_bytes(fields, "payload"), **options)
-    return ScheduleRecord(fields["queue"], fields["id"], spec, job, fields["next_at_ms"], fields.get("last_at_ms"))
+    queue, schedule_id = _name(fields, "queue"), _name(fields, "id")
+    job = JobSpec(queue=queue, payload=_bytes(fields, "payload"), **options)
+    return ScheduleRecord(queue, schedule_id, spec, job, fields["next_at_ms"], fields.get("last_at_ms"))
