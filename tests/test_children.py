@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,6 +107,16 @@ def children() -> list[str]:
 
 def descriptors() -> int:
     return len(list(Path("/dev/fd").iterdir()))
+
+
+def hears(process: subprocess.Popen[str]) -> bool:
+    """Whether the process has a handler for SIGTERM by now. Where nobody tells, it has had a second for it."""
+    status = Path(f"/proc/{process.pid}/status")
+    if not status.exists():
+        time.sleep(1)
+        return True
+    caught = next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def is_gone(pid: int) -> bool:
@@ -949,7 +960,7 @@ sys.exit(0 if worker.run() else 3)
     queue.add(notebook.path)
     assert comes_true(notebook.has(2))
     pids = notebook.pids()
-    assert comes_true(lambda: all(not is_gone(pid) for pid in pids))
+    assert comes_true(lambda: hears(process))
 
     for pid in pids:
         os.kill(pid, number)  # As a service manager does it.
@@ -970,6 +981,7 @@ def test_a_handler_in_the_main_module_is_found_there(
 
     assert comes_true(is_done(queue))
     assert notebook.lines() == ["mine a"]
+    assert comes_true(lambda: hears(process))
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT) == 0
 

@@ -160,7 +160,7 @@ def test_a_task_that_kills_its_worker_time_after_time_becomes_a_dead_letter(new_
     [dead] = application.huey.dead_tasks()
     assert (dead.id, dead.reason, dead.receives) == (result.id, "lapsed", 3)
     assert len(application.notes("start", "deadly")) == 3
-    assert len(application.done()) == 5
+    wait_until(lambda: len(application.done()) == 5)
 
 
 @pytest.mark.parametrize("kind", WORKER_TYPES)
