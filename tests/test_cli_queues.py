@@ -531,7 +531,7 @@ def test_schedules_as_json(here: Here, queue: Queue[Any]) -> None:
     assert [it["id"] for it in listed] == ["daily"]
     assert 59 < listed[0]["next_in_seconds"] <= 60
     assert (shown["every_seconds"], shown["cron"], shown["last_at"], shown["paused"]) == (60.0, None, None, False)
-    assert (job["payload"], job["priority"], job["attempts"], job["encoding"]) == ({"report": 1}, 3, 3, "json")
+    assert (job["payload"], job["priority"], job["max_attempts"], job["encoding"]) == ({"report": 1}, 3, 3, "json")
 
 
 def test_a_schedule_s_serializer_is_no_framework(here: Here, queue: Queue[Any]) -> None:

@@ -220,7 +220,7 @@ def _job_as_json(record: ScheduleRecord) -> dict[str, Any]:
     job = record.job
     fields = {
         "priority": job.priority,
-        "attempts": job.max_attempts,
+        "max_attempts": job.max_attempts,
         "dedupe_key": job.dedupe_key,
         "dedupe_until": job.dedupe_until if job.dedupe_key is not None else None,
         "group": job.group,
