@@ -88,7 +88,7 @@ def migrate(ctx: click.Context, *, as_json: bool) -> None:
         before = schema.check(db, path, shared=options.shared)
     finally:
         db.close()
-    with opened(ctx, must_exist=True) as storage:
+    with opened(ctx) as storage:
         storage.open()
         components = storage.components()
     after = len(schema.migrations())
