@@ -39,8 +39,8 @@ class Email(TypedDict):
     to: str
 
 
-ADA: Email = {"to": "a@example.com"}
-BOB: Email = {"to": "b@example.com"}
+FIRST: Email = {"to": "a@example.com"}
+SECOND: Email = {"to": "b@example.com"}
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def now(clock: ManualClock) -> datetime:
 
 def test_a_job_comes_back_as_it_was_added(queue: Queue[Email], clock: ManualClock) -> None:
     added = queue.add(
-        ADA, priority=-3, dedupe_key="welcome:1", group="a", attempts=7, headers={"trace": "1"}, task="send", ref="r1"
+        FIRST, priority=-3, dedupe_key="welcome:1", group="a", attempts=7, headers={"trace": "1"}, task="send", ref="r1"
     )
 
     job = claimed(queue)
 
-    assert job.data == ADA
+    assert job.data == FIRST
     assert (job.id, job.queue, job.state, job.priority) == (added.id, "emails", State.ACTIVE, -3)
     assert (job.dedupe_key, job.group, job.headers, job.task, job.ref) == (
         "welcome:1",
@@ -94,13 +94,13 @@ def test_a_job_comes_back_as_it_was_added(queue: Queue[Email], clock: ManualCloc
 
 
 def test_what_add_answers_is_what_was_stored(queue: Queue[Email]) -> None:
-    job = queue.add(ADA, delay=5, priority=9, group="a", headers={"trace": "1"}, task="send", ref="r1")
+    job = queue.add(FIRST, delay=5, priority=9, group="a", headers={"trace": "1"}, task="send", ref="r1")
 
     stored = queue.get(job.id)
 
     assert stored is not None
     assert stored.record == job.record
-    assert (job.data, job.duplicate) == (ADA, False)
+    assert (job.data, job.duplicate) == (FIRST, False)
 
 
 def test_a_queue_of_bytes_takes_them_as_they_are(storage: Storage) -> None:
@@ -113,17 +113,17 @@ def test_a_queue_of_bytes_takes_them_as_they_are(storage: Storage) -> None:
 
 
 def test_a_queue_of_bytes_reads_what_was_added_as_json(storage: Storage, queue: Queue[Email]) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     other: Queue[Any] = Queue("emails", storage, serializer=RAW)
 
     job = claimed(other)
 
-    assert job.data == ADA
+    assert job.data == FIRST
 
 
 @pytest.mark.parametrize("delay", [60, 60.0, timedelta(minutes=1)])
 def test_a_delay_counts_from_now(queue: Queue[Email], clock: ManualClock, delay: float | timedelta) -> None:
-    job = queue.add(ADA, delay=delay)
+    job = queue.add(FIRST, delay=delay)
 
     assert queue.claim() == []
     clock.advance(60)
@@ -132,7 +132,7 @@ def test_a_delay_counts_from_now(queue: Queue[Email], clock: ManualClock, delay:
 
 def test_run_at_is_an_instant_in_any_time_zone(queue: Queue[Email], clock: ManualClock) -> None:
     east = timezone(timedelta(hours=5, minutes=45))
-    job = queue.add(ADA, run_at=(now(clock) + timedelta(minutes=1)).astimezone(east))
+    job = queue.add(FIRST, run_at=(now(clock) + timedelta(minutes=1)).astimezone(east))
 
     assert queue.claim() == []
     clock.advance(60)
@@ -141,45 +141,45 @@ def test_run_at_is_an_instant_in_any_time_zone(queue: Queue[Email], clock: Manua
 
 
 def test_a_past_run_at_is_due_at_once(queue: Queue[Email]) -> None:
-    job = queue.add(ADA, run_at=datetime(1961, 4, 12, tzinfo=timezone.utc))
+    job = queue.add(FIRST, run_at=datetime(1961, 4, 12, tzinfo=timezone.utc))
 
     assert claimed(queue).id == job.id
 
 
 def test_a_held_dedupe_key_answers_its_holder(queue: Queue[Email]) -> None:
-    first = queue.add(ADA, dedupe_key="welcome:1", priority=5)
+    first = queue.add(FIRST, dedupe_key="welcome:1", priority=5)
 
-    again = queue.add(BOB, dedupe_key="welcome:1")
+    again = queue.add(SECOND, dedupe_key="welcome:1")
 
-    assert (again.id, again.duplicate, again.priority, again.data) == (first.id, True, 5, ADA)
+    assert (again.id, again.duplicate, again.priority, again.data) == (first.id, True, 5, FIRST)
     assert queue.size() == 1
 
 
 def test_a_key_that_is_held_until_the_end_is_free_after_it(queue: Queue[Email]) -> None:
-    first = queue.add(ADA, dedupe_key="daily", dedupe_until="ended")
+    first = queue.add(FIRST, dedupe_key="daily", dedupe_until="ended")
     queue.fail(claimed(queue), retry=False)
 
-    again = queue.add(ADA, dedupe_key="daily", dedupe_until="ended")
+    again = queue.add(FIRST, dedupe_key="daily", dedupe_until="ended")
 
     assert (again.duplicate, again.id == first.id) == (False, False)
 
 
 def test_each_position_of_a_batch_has_its_job(queue: Queue[Email]) -> None:
-    holder = queue.add(ADA, dedupe_key="k")
+    holder = queue.add(FIRST, dedupe_key="k")
 
     jobs = queue.add_many(
         [
-            ADA,
-            NewJob(BOB, priority=9),
-            NewJob(BOB, dedupe_key="k"),
-            NewJob(BOB, dedupe_key="new"),
-            NewJob(ADA, dedupe_key="new"),
+            FIRST,
+            NewJob(SECOND, priority=9),
+            NewJob(SECOND, dedupe_key="k"),
+            NewJob(SECOND, dedupe_key="new"),
+            NewJob(FIRST, dedupe_key="new"),
         ]
     )
 
     assert [job.duplicate for job in jobs] == [False, False, True, False, True]
-    assert (jobs[2].id, jobs[2].data) == (holder.id, ADA)
-    assert (jobs[4].id, jobs[4].data) == (jobs[3].id, BOB)
+    assert (jobs[2].id, jobs[2].data) == (holder.id, FIRST)
+    assert (jobs[4].id, jobs[4].data) == (jobs[3].id, SECOND)
     assert [job.id for job in queue.claim(10)] == [jobs[1].id, holder.id, jobs[0].id, jobs[3].id]
 
 
@@ -190,23 +190,23 @@ def test_an_empty_batch_is_an_empty_list(queue: Queue[Email]) -> None:
 def test_a_batch_goes_to_several_queues_at_once(queue: Queue[Email], storage: Storage) -> None:
     other: Queue[Email] = Queue("letters", storage)
 
-    queue.add_many([ADA, NewJob(BOB, queue="letters")])
+    queue.add_many([FIRST, NewJob(SECOND, queue="letters")])
 
-    assert (claimed(queue).data, claimed(other).data) == (ADA, BOB)
+    assert (claimed(queue).data, claimed(other).data) == (FIRST, SECOND)
 
 
 def test_one_bad_job_of_a_batch_stores_none(queue: Queue[Any]) -> None:
     with pytest.raises(PayloadError, match=r"at position 1: .*nan"):
-        queue.add_many([ADA, {"to": float("nan")}])
+        queue.add_many([FIRST, {"to": float("nan")}])
 
     assert queue.stats() == Counts()
 
 
 def test_a_group_that_differs_stores_nothing_of_the_batch(queue: Queue[Email]) -> None:
-    queue.add(ADA, group=Group("a", concurrency=2))
+    queue.add(FIRST, group=Group("a", concurrency=2))
 
     with pytest.raises(GroupConflictError, match="concurrency 2, not 3"):
-        queue.add_many([BOB, NewJob(BOB, group=Group("a", concurrency=3))])
+        queue.add_many([SECOND, NewJob(SECOND, group=Group("a", concurrency=3))])
 
     assert queue.size() == 1
 
@@ -302,7 +302,7 @@ def test_a_bad_option_is_refused(
     queue: Queue[Email], options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        queue.add(ADA, **options)
+        queue.add(FIRST, **options)
 
     assert queue.storage.queues() == []
 
@@ -316,7 +316,7 @@ def test_a_bad_name_is_refused(storage: Storage, name: Any) -> None:
 def test_a_name_of_255_characters_is_taken(storage: Storage) -> None:
     queue: Queue[Email] = Queue("é" * 255, storage)
 
-    assert queue.add(ADA).id == claimed(queue).id
+    assert queue.add(FIRST).id == claimed(queue).id
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_a_bad_retention_is_refused(retention: dict[str, Any]) -> None:
 )
 def test_a_bad_schedule_is_refused(queue: Queue[Email], options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        queue.schedule(ADA, id="daily", **options)
+        queue.schedule(FIRST, id="daily", **options)
 
     assert queue.schedules() == []
 
@@ -403,7 +403,7 @@ def test_a_bad_schedule_is_refused(queue: Queue[Email], options: dict[str, Any],
 
 
 def test_a_completed_job_is_gone(queue: Queue[Email]) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
 
     done = queue.complete(claimed(queue))
 
@@ -413,23 +413,23 @@ def test_a_completed_job_is_gone(queue: Queue[Email]) -> None:
 
 def test_what_follows_a_job_comes_with_its_end(queue: Queue[Email], storage: Storage) -> None:
     letters: Queue[str] = Queue("letters", storage)
-    queue.add(ADA)
+    queue.add(FIRST)
 
-    queue.complete(claimed(queue), then=[BOB, NewJob("c@example.com", queue="letters", priority=5)])
+    queue.complete(claimed(queue), then=[SECOND, NewJob("c@example.com", queue="letters", priority=5)])
 
-    assert claimed(queue).data == BOB
+    assert claimed(queue).data == SECOND
     assert claimed(letters).data == "c@example.com"
 
 
 def test_nothing_follows_a_job_whose_lease_was_lost(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     job = claimed(queue)
     clock.advance(31)
 
-    done = queue.complete(job, then=[BOB])
+    done = queue.complete(job, then=[SECOND])
 
     assert not done
-    assert [it.data for it in queue.claim(10)] == [ADA]
+    assert [it.data for it in queue.claim(10)] == [FIRST]
 
 
 def test_how_long_a_key_is_held_needs_a_key(queue: Queue[Any]) -> None:
@@ -440,7 +440,7 @@ def test_how_long_a_key_is_held_needs_a_key(queue: Queue[Any]) -> None:
 
 
 def test_a_follower_that_is_refused_leaves_the_job_active(queue: Queue[Any]) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     job = claimed(queue)
 
     with pytest.raises(PayloadError):
@@ -450,7 +450,7 @@ def test_a_follower_that_is_refused_leaves_the_job_active(queue: Queue[Any]) -> 
 
 
 def test_every_way_to_settle_answers_false_once_the_lease_is_lost(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     job = claimed(queue)
     clock.advance(31)
     second = claimed(queue)
@@ -462,7 +462,7 @@ def test_every_way_to_settle_answers_false_once_the_lease_is_lost(queue: Queue[E
 
 
 def test_a_failed_job_waits_for_its_backoff(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     queue.fail(claimed(queue))
 
     assert queue.claim() == []
@@ -471,7 +471,7 @@ def test_a_failed_job_waits_for_its_backoff(queue: Queue[Email], clock: ManualCl
 
 
 def test_a_failed_job_may_have_its_own_wait(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     queue.fail(claimed(queue), retry_in=5)
 
     clock.advance(5)
@@ -480,17 +480,17 @@ def test_a_failed_job_may_have_its_own_wait(queue: Queue[Email], clock: ManualCl
 
 
 def test_a_job_out_of_attempts_is_a_dead_letter(queue: Queue[Email]) -> None:
-    queue.add(ADA, attempts=1)
+    queue.add(FIRST, attempts=1)
 
     queue.fail(claimed(queue), "mailbox full")
 
     (dead,) = queue.dead_letters()
     assert dead.error is not None
-    assert (dead.error.reason, dead.error.message, dead.data) == ("handler", "mailbox full", ADA)
+    assert (dead.error.reason, dead.error.message, dead.data) == ("handler", "mailbox full", FIRST)
 
 
 def test_a_job_may_be_buried_while_attempts_remain(queue: Queue[Email]) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
 
     queue.fail(claimed(queue), ValueError("no such mailbox"), retry=False)
 
@@ -500,7 +500,7 @@ def test_a_job_may_be_buried_while_attempts_remain(queue: Queue[Email]) -> None:
 
 
 def test_an_exception_is_kept_with_its_stack_and_causes(queue: Queue[Email]) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     try:
         try:
             int("x")
@@ -518,7 +518,7 @@ def test_an_exception_is_kept_with_its_stack_and_causes(queue: Queue[Email]) -> 
 
 
 def test_retry_in_and_no_retry_exclude_each_other(queue: Queue[Email]) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     job = claimed(queue)
 
     with pytest.raises(ValueError, match="exclude each other"):
@@ -526,7 +526,7 @@ def test_retry_in_and_no_retry_exclude_each_other(queue: Queue[Email]) -> None:
 
 
 def test_a_released_job_gets_its_attempt_back(queue: Queue[Email]) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
 
     queue.release(claimed(queue))
 
@@ -534,7 +534,7 @@ def test_a_released_job_gets_its_attempt_back(queue: Queue[Email]) -> None:
 
 
 def test_a_job_may_be_released_for_later(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
 
     queue.release(claimed(queue), delay=10)
 
@@ -544,7 +544,7 @@ def test_a_job_may_be_released_for_later(queue: Queue[Email], clock: ManualClock
 
 
 def test_an_extended_lease_lives_on(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     job = claimed(queue)
 
     queue.extend(job, 90)
@@ -554,7 +554,7 @@ def test_an_extended_lease_lives_on(queue: Queue[Email], clock: ManualClock) -> 
 
 
 def test_a_claim_has_the_lease_it_asks_for(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
     (job,) = queue.claim(lease=5)
 
     clock.advance(5)
@@ -564,7 +564,7 @@ def test_a_claim_has_the_lease_it_asks_for(queue: Queue[Email], clock: ManualClo
 
 @pytest.mark.parametrize("lease", [0, -1, True, float("nan")])
 def test_a_bad_lease_is_refused(queue: Queue[Email], lease: float) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
 
     with pytest.raises((ValueError, TypeError), match="lease"):
         queue.claim(lease=lease)
@@ -573,7 +573,7 @@ def test_a_bad_lease_is_refused(queue: Queue[Email], lease: float) -> None:
 
 
 def test_a_job_that_was_only_added_cannot_be_settled(queue: Queue[Email]) -> None:
-    job = queue.add(ADA)
+    job = queue.add(FIRST)
 
     with pytest.raises(ValueError, match="pending, not active"):
         queue.complete(job)
@@ -581,7 +581,7 @@ def test_a_job_that_was_only_added_cannot_be_settled(queue: Queue[Email]) -> Non
 
 def test_a_job_of_another_queue_is_refused(queue: Queue[Email], storage: Storage) -> None:
     other: Queue[Email] = Queue("letters", storage)
-    other.add(ADA)
+    other.add(FIRST)
     job = claimed(other)
 
     with pytest.raises(ValueError, match="letters"):
@@ -596,11 +596,11 @@ def test_a_payload_that_cannot_be_read_fails_and_the_next_job_is_given(storage: 
     raw: Queue[bytes] = Queue("emails", storage, serializer=RAW)
     bad = raw.add(b"\xff", attempts=1)
     Queue("emails", storage, serializer=Broken()).add(None, attempts=1)
-    queue.add(ADA)
+    queue.add(FIRST)
 
     jobs = queue.claim(2)
 
-    assert [job.data for job in jobs] == [b"\xff", ADA]
+    assert [job.data for job in jobs] == [b"\xff", FIRST]
     (dead,) = queue.dead_letters()
     assert dead.error is not None
     assert (dead.error.reason, dead.error.type) == ("parse", "PayloadError")
@@ -631,12 +631,12 @@ def test_a_payload_that_can_never_be_read_does_not_keep_claim_from_returning(sto
 
 def test_claim_can_wait_for_a_job(tmp_path: Path) -> None:
     with Queue("emails", tmp_path / "jobs.db", durability="relaxed") as queue:
-        adding = threading.Timer(0.1, lambda: queue.add(ADA))
+        adding = threading.Timer(0.1, lambda: queue.add(FIRST))
         adding.start()
 
         (job,) = queue.claim(wait=30)
 
-        assert job.data == ADA
+        assert job.data == FIRST
         adding.join()
 
 
@@ -649,7 +649,7 @@ def test_a_wait_ends_without_a_job(tmp_path: Path) -> None:
 
 
 def test_a_page_follows_the_last_job_of_the_one_before(queue: Queue[Email]) -> None:
-    added = queue.add_many([ADA] * 5)
+    added = queue.add_many([FIRST] * 5)
 
     first = queue.list("pending", limit=3)
     second = queue.list(State.PENDING, limit=3, after=first[-1])
@@ -677,7 +677,7 @@ def test_an_unknown_state_is_refused(queue: Queue[Email]) -> None:
 
 def test_a_queue_does_not_give_the_jobs_of_another(queue: Queue[Email], storage: Storage) -> None:
     other: Queue[Email] = Queue("letters", storage)
-    job = other.add(ADA)
+    job = other.add(FIRST)
 
     answers = queue.get(job.id), queue.cancel(job.id), queue.remove(job.id), queue.retry(job.id)
 
@@ -686,7 +686,7 @@ def test_a_queue_does_not_give_the_jobs_of_another(queue: Queue[Email], storage:
 
 
 def test_a_job_is_found_by_its_ref_or_its_key(queue: Queue[Email]) -> None:
-    job = queue.add(ADA, ref="r1", dedupe_key="k1")
+    job = queue.add(FIRST, ref="r1", dedupe_key="k1")
 
     by_ref, by_key, none = queue.find(ref="r1"), queue.find(dedupe_key="k1"), queue.find(ref="r2")
 
@@ -695,7 +695,7 @@ def test_a_job_is_found_by_its_ref_or_its_key(queue: Queue[Email]) -> None:
 
 
 def test_the_size_counts_what_is_due_and_what_is_delayed(queue: Queue[Email]) -> None:
-    queue.add_many([ADA, NewJob(ADA, delay=60), ADA])
+    queue.add_many([FIRST, NewJob(FIRST, delay=60), FIRST])
     queue.claim()
 
     assert queue.size() == 2
@@ -703,7 +703,7 @@ def test_the_size_counts_what_is_due_and_what_is_delayed(queue: Queue[Email]) ->
 
 
 def test_a_dead_letter_can_be_tried_again(queue: Queue[Email]) -> None:
-    queue.add(ADA, attempts=1)
+    queue.add(FIRST, attempts=1)
     queue.fail(claimed(queue))
     (dead,) = queue.dead_letters()
 
@@ -715,7 +715,7 @@ def test_a_dead_letter_can_be_tried_again(queue: Queue[Email]) -> None:
 
 
 def test_all_dead_letters_can_go_on_in_another_queue(queue: Queue[Email], storage: Storage) -> None:
-    jobs = queue.add_many([NewJob(ADA, attempts=1)] * 1200)
+    jobs = queue.add_many([NewJob(FIRST, attempts=1)] * 1200)
     queue_keeps: Queue[Email] = Queue("emails", storage, retention=Retention(failed=None))
     for job in queue_keeps.claim(1200):
         queue_keeps.fail(job)
@@ -728,19 +728,19 @@ def test_all_dead_letters_can_go_on_in_another_queue(queue: Queue[Email], storag
 
 
 def test_a_dead_letter_whose_key_is_held_elsewhere_stays(queue: Queue[Email], storage: Storage) -> None:
-    Queue("again", storage).add(ADA, dedupe_key="k")
-    queue.add_many([NewJob(ADA, attempts=1, dedupe_key="k"), NewJob(BOB, attempts=1)])
+    Queue("again", storage).add(FIRST, dedupe_key="k")
+    queue.add_many([NewJob(FIRST, attempts=1, dedupe_key="k"), NewJob(SECOND, attempts=1)])
     for job in queue.claim(2):
         queue.fail(job)
 
     moved = queue.retry_all(to="again")
 
     assert moved == 1
-    assert [job.data for job in queue.dead_letters()] == [ADA]
+    assert [job.data for job in queue.dead_letters()] == [FIRST]
 
 
 def test_only_a_pending_job_can_be_cancelled(queue: Queue[Email]) -> None:
-    queue.add_many([ADA, BOB])
+    queue.add_many([FIRST, SECOND])
     active = claimed(queue)
     (pending,) = queue.list("pending")
 
@@ -751,7 +751,7 @@ def test_only_a_pending_job_can_be_cancelled(queue: Queue[Email]) -> None:
 
 
 def test_a_pending_job_can_be_rescheduled(queue: Queue[Email], clock: ManualClock) -> None:
-    job = queue.add(ADA)
+    job = queue.add(FIRST)
 
     moved = queue.reschedule(job, delay=60)
 
@@ -766,14 +766,14 @@ def test_a_pending_job_can_be_rescheduled(queue: Queue[Email], clock: ManualCloc
     "options", [{}, {"delay": 1, "run_at": datetime(2027, 1, 1, tzinfo=timezone.utc)}, {"delay": -1}]
 )
 def test_a_bad_reschedule_is_refused(queue: Queue[Email], options: dict[str, Any]) -> None:
-    job = queue.add(ADA)
+    job = queue.add(FIRST)
 
     with pytest.raises(ValueError, match="delay"):
         queue.reschedule(job, **options)
 
 
 def test_an_active_job_is_neither_removed_nor_purged(queue: Queue[Email]) -> None:
-    queue.add_many([ADA, BOB, ADA])
+    queue.add_many([FIRST, SECOND, FIRST])
     active = claimed(queue)
     pending = queue.list("pending")
 
@@ -787,7 +787,7 @@ def test_an_active_job_is_neither_removed_nor_purged(queue: Queue[Email]) -> Non
 
 
 def test_a_purge_may_be_of_one_state(queue: Queue[Email]) -> None:
-    queue.add_many([ADA, BOB])
+    queue.add_many([FIRST, SECOND])
     queue.cancel(queue.list("pending")[0])
 
     purged = queue.purge("cancelled")
@@ -797,19 +797,19 @@ def test_a_purge_may_be_of_one_state(queue: Queue[Email]) -> None:
 
 
 def test_a_paused_queue_gives_nothing_until_it_is_resumed(queue: Queue[Email]) -> None:
-    queue.add(ADA)
+    queue.add(FIRST)
 
     assert (queue.pause(), queue.pause(), queue.paused) == (True, False, True)
     assert queue.claim() == []
     assert (queue.resume(), queue.resume(), queue.paused) == (True, False, False)
-    assert claimed(queue).data == ADA
+    assert claimed(queue).data == FIRST
 
 
 # Retention
 
 
 def test_a_hundred_dead_letters_are_kept(queue: Queue[Email], clock: ManualClock) -> None:
-    added = queue.add_many([NewJob(ADA, attempts=1)] * 105)
+    added = queue.add_many([NewJob(FIRST, attempts=1)] * 105)
     for job in queue.claim(105):
         clock.advance(0.001)
         queue.fail(job)
@@ -821,7 +821,7 @@ def test_a_hundred_dead_letters_are_kept(queue: Queue[Email], clock: ManualClock
 
 def test_completed_jobs_can_be_kept(storage: Storage) -> None:
     queue: Queue[Email] = Queue("emails", storage, retention=Retention(completed=10))
-    queue.add(ADA)
+    queue.add(FIRST)
 
     queue.complete(claimed(queue))
 
@@ -832,13 +832,13 @@ def test_completed_jobs_go_when_they_are_too_old(storage: Storage, clock: Manual
     queue: Queue[Email] = Queue(
         "emails", storage, retention=Retention(completed=None, completed_age=timedelta(hours=1))
     )
-    queue.add_many([ADA, BOB])
+    queue.add_many([FIRST, SECOND])
     queue.complete(claimed(queue))
     clock.advance(3600)
 
     queue.complete(claimed(queue))
 
-    assert [job.data for job in queue.list("completed")] == [BOB]
+    assert [job.data for job in queue.list("completed")] == [SECOND]
 
 
 # Transactions
@@ -846,12 +846,12 @@ def test_completed_jobs_go_when_they_are_too_old(storage: Storage, clock: Manual
 
 def test_what_is_done_in_a_transaction_is_done_whole_or_not_at_all(queue: Queue[Email], storage: Storage) -> None:
     other: Queue[Any] = Queue("letters", storage)
-    queue.add(ADA)
+    queue.add(FIRST)
     job = claimed(queue)
 
     with pytest.raises(PayloadError), queue.transaction():  # noqa: PT012 (that it ends badly is the point)
         queue.complete(job)
-        other.add(BOB)
+        other.add(SECOND)
         other.add(float("nan"))
 
     assert (queue.stats(), other.stats()) == (Counts(active=1), Counts())
@@ -868,8 +868,8 @@ def connection(storage: SQLiteStorage) -> Iterator[sqlite3.Connection]:
 
 def test_a_job_joins_the_callers_own_transaction(queue: Queue[Email], connection: sqlite3.Connection) -> None:
     connection.execute("begin immediate")
-    connection.execute("insert into users values ('ada')")
-    queue.bind(connection).add(ADA)
+    connection.execute("insert into users values ('a')")
+    queue.bind(connection).add(FIRST)
     seen_before = queue.size()
     connection.execute("commit")
 
@@ -878,7 +878,7 @@ def test_a_job_joins_the_callers_own_transaction(queue: Queue[Email], connection
 
 def test_a_job_is_gone_with_the_callers_rollback(queue: Queue[Email], connection: sqlite3.Connection) -> None:
     connection.execute("begin immediate")
-    queue.bind(connection).add(ADA)
+    queue.bind(connection).add(FIRST)
     connection.execute("rollback")
 
     assert queue.size() == 0
@@ -908,9 +908,9 @@ def test_a_queue_may_live_on_the_callers_connection_alone(tmp_path: Path) -> Non
     connection = sqlite3.connect(tmp_path / "app.db", isolation_level=None)
     queue: Queue[Email] = Queue("emails", connection)
 
-    queue.add(ADA)
+    queue.add(FIRST)
 
-    assert claimed(queue).data == ADA
+    assert claimed(queue).data == FIRST
     with pytest.raises(ValueError, match="connection of its own"):
         queue.process(print)
     queue.close()
@@ -921,22 +921,22 @@ def test_a_queue_may_live_on_the_callers_connection_alone(tmp_path: Path) -> Non
 def test_queues_on_one_path_are_closed_one_by_one(tmp_path: Path) -> None:
     first: Queue[Email] = Queue("emails", tmp_path / "jobs.db")
     second: Queue[Email] = Queue("emails", tmp_path / "jobs.db")
-    first.add(ADA)
+    first.add(FIRST)
 
     first.close()
 
-    assert claimed(second).data == ADA
+    assert claimed(second).data == FIRST
     second.close()
 
 
 def test_a_queue_that_was_closed_is_closed_while_another_uses_the_file(tmp_path: Path) -> None:
     first: Queue[Email] = Queue("emails", tmp_path / "jobs.db")
     second: Queue[Email] = Queue("emails", tmp_path / "jobs.db")
-    first.add(ADA)
+    first.add(FIRST)
     first.close()
 
     with pytest.raises(StorageClosedError):
-        first.add(ADA)
+        first.add(FIRST)
 
     assert second.size() == 1
     second.close()
@@ -944,7 +944,7 @@ def test_a_queue_that_was_closed_is_closed_while_another_uses_the_file(tmp_path:
 
 def test_a_url_says_the_durability(tmp_path: Path) -> None:
     with Queue("emails", f"sqlite:///{tmp_path}/jobs.db?durability=relaxed") as queue:
-        queue.add(ADA)
+        queue.add(FIRST)
 
         assert queue.size() == 1
 
@@ -953,22 +953,22 @@ def test_a_url_says_the_durability(tmp_path: Path) -> None:
 
 
 def test_a_schedule_adds_a_job_at_each_tick(queue: Queue[Email], clock: ManualClock) -> None:
-    schedule = queue.schedule(ADA, id="hourly", every=3600, priority=5)
+    schedule = queue.schedule(FIRST, id="hourly", every=3600, priority=5)
     start = now(clock)
 
     clock.advance(3600)
     job = claimed(queue)
 
     assert schedule.next_at == start + timedelta(hours=1)
-    assert (job.data, job.priority) == (ADA, 5)
+    assert (job.data, job.priority) == (FIRST, 5)
     after = queue.get_schedule("hourly")
     assert after is not None
     assert (after.last_at, after.next_at) == (start + timedelta(hours=1), start + timedelta(hours=2))
-    assert (after.id, after.queue, after.every, after.data) == ("hourly", "emails", timedelta(hours=1), ADA)
+    assert (after.id, after.queue, after.every, after.data) == ("hourly", "emails", timedelta(hours=1), FIRST)
 
 
 def test_missed_ticks_fire_once(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.schedule(ADA, id="hourly", every=3600)
+    queue.schedule(FIRST, id="hourly", every=3600)
 
     clock.advance(10 * 3600 + 5)
 
@@ -976,35 +976,35 @@ def test_missed_ticks_fire_once(queue: Queue[Email], clock: ManualClock) -> None
 
 
 def test_the_same_times_keep_the_next_tick(queue: Queue[Email], clock: ManualClock) -> None:
-    first = queue.schedule(ADA, id="hourly", every=3600)
+    first = queue.schedule(FIRST, id="hourly", every=3600)
     clock.advance(1800)
 
-    again = queue.schedule(BOB, id="hourly", every=timedelta(hours=1))
+    again = queue.schedule(SECOND, id="hourly", every=timedelta(hours=1))
 
     assert again.next_at == first.next_at
     stored = queue.get_schedule("hourly")
     assert stored is not None
-    assert stored.data == BOB
+    assert stored.data == SECOND
 
 
 def test_other_times_move_the_next_tick(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.schedule(ADA, id="hourly", every=3600)
+    queue.schedule(FIRST, id="hourly", every=3600)
     clock.advance(1800)
 
-    again = queue.schedule(ADA, id="hourly", every=60)
+    again = queue.schedule(FIRST, id="hourly", every=60)
 
     assert again.next_at == now(clock) + timedelta(minutes=1)
 
 
 def test_a_cron_schedule_knows_its_time_zone(queue: Queue[Email]) -> None:
-    schedule = queue.schedule(ADA, id="daily", cron="0 6 * * *", tz="Europe/Berlin")
+    schedule = queue.schedule(FIRST, id="daily", cron="0 6 * * *", tz="Europe/Berlin")
 
     assert (schedule.cron, schedule.tz, schedule.every) == ("0 6 * * *", "Europe/Berlin", None)
     assert schedule.next_at == datetime(2027, 1, 16, 5, tzinfo=timezone.utc)
 
 
 def test_a_removed_schedule_adds_no_more(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.schedule(ADA, id="hourly", every=3600)
+    queue.schedule(FIRST, id="hourly", every=3600)
 
     assert [it.id for it in queue.schedules()] == ["hourly"]
     assert (queue.remove_schedule("hourly"), queue.remove_schedule("hourly")) == (True, False)
@@ -1013,7 +1013,7 @@ def test_a_removed_schedule_adds_no_more(queue: Queue[Email], clock: ManualClock
 
 
 def test_a_paused_queue_fires_no_schedule(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.schedule(ADA, id="hourly", every=3600)
+    queue.schedule(FIRST, id="hourly", every=3600)
     queue.pause()
 
     clock.advance(3600)
@@ -1023,7 +1023,7 @@ def test_a_paused_queue_fires_no_schedule(queue: Queue[Email], clock: ManualCloc
 
 
 def test_a_tick_adds_nothing_while_the_last_one_is_unfinished(queue: Queue[Email], clock: ManualClock) -> None:
-    queue.schedule(ADA, id="hourly", every=3600, dedupe_key="hourly", dedupe_until="ended")
+    queue.schedule(FIRST, id="hourly", every=3600, dedupe_key="hourly", dedupe_until="ended")
     clock.advance(3600)
     job = claimed(queue)
     queue.extend(job, 10_000)

@@ -2,7 +2,7 @@
 
 >>> from litebroker import Queue
 >>> queue = Queue("emails", "jobs.db")
->>> job = queue.add({"to": "ada@example.com"}, delay=60)
+>>> job = queue.add({"to": "a@example.com"}, delay=60)
 
 Those who write an adapter or a tool find the storage beneath here too: `open_storage`, and the records that it
 takes and gives.
