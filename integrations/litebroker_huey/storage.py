@@ -270,7 +270,11 @@ class LitebrokerStorage(BaseStorage):
         deadline = time.monotonic() + self._read_timeout
         while not unless():
             if claimed := engine.claim([self.queue], limit=1, lease_ms=self.lease_ms):
-                return claimed[0]
+                if not unless():
+                    return claimed[0]
+                # It may be what another worker of this consumer has just given back, to stop.
+                engine.release([claimed[0].lease])
+                break
             patience = deadline - time.monotonic()
             if listener is None or patience <= 0 or not listener.wait(patience):
                 break

@@ -55,6 +55,16 @@ def float_of(number: float) -> float:
         return math.copysign(math.inf, number)
 
 
+def test_a_worker_that_is_told_to_stop_while_it_claims_gives_the_task_back(storage: LitebrokerStorage) -> None:
+    storage.enqueue(b"data")
+    told = iter([False, True])  # Before the claim not yet, and after it.
+
+    assert storage.claim(unless=lambda: next(told)) is None
+
+    [job] = storage.jobs(storage.queue, State.PENDING)
+    assert job.attempts == 0
+
+
 def test_a_priority_that_is_no_number_is_refused(storage: LitebrokerStorage) -> None:
     with pytest.raises(ValueError, match="nan"):
         storage.enqueue(b"data", priority=math.nan)
