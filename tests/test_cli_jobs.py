@@ -662,3 +662,17 @@ def test_an_error_of_an_attempt_that_lapsed_is_shown(run: Run, queue: Queue[Any]
 
     assert str(job.id) in out
     assert "the worker vanished" in out
+
+
+def test_a_watch_shows_how_far_a_job_is(run: Run, queue: Queue[Any]) -> None:
+    queue.add(1)
+    (job,) = queue.claim()
+    report = json.dumps([0.4, "reading", 0]).encode()
+    queue.storage.put("litebroker-progress", str(job.id), report, owner=job.record.lease)
+
+    status, out, _ = run("jobs", "list", "--state", "active", "--watch", "--count", "2", "--interval", "100ms")
+    _, as_json, _ = run("jobs", "list", "--watch", "--count", "2", "--interval", "100ms", "--json")
+
+    assert status == 0
+    assert [line.count("40% reading") for line in out.splitlines()] == [0, 1, 1]
+    assert [json.loads(line)["jobs"][0]["progress"]["fraction"] for line in as_json.splitlines()] == [0.4, 0.4]

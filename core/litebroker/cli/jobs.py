@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import click
 
 from litebroker.arguments import queue_name as checked_name
-from litebroker.cli.listing import print_job, print_job_as_json, print_page, print_page_as_json
+from litebroker.cli.listing import HEAD, look_at, print_job, print_job_as_json, print_page, print_page_as_json
 from litebroker.cli.options import Commands, database_option, duration, instant, opened, usage_errors
 from litebroker.cli.selection import Change, filter_options, found, make_filter, many_options, rate, run
+from litebroker.cli.watch import Look, check, repeat, watch_options
 from litebroker.inspection import Filter, Inspection
 from litebroker.jobs import State
 
@@ -43,14 +44,36 @@ def listing_options(command: _F) -> _F:
 @jobs.command("list")
 @filter_options(state=True)
 @listing_options
+@watch_options
 @database_option
 @click.pass_context
 def list_(
-    ctx: click.Context, /, states: tuple[str, ...], *, limit: int, after: str | None, as_json: bool, **options: Any
+    ctx: click.Context,
+    /,
+    states: tuple[str, ...],
+    *,
+    limit: int,
+    after: str | None,
+    watch: bool,
+    interval: float | None,
+    count: int | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """List jobs: queue by queue, first those that run, then those that wait, then what has ended."""
     where = make_filter([State(state) for state in states], **options)
-    list_jobs(ctx, where, limit=limit, after=after, as_json=as_json)
+    seconds = check(ctx, watch=watch, interval=interval, count=count)
+    if not watch:
+        list_jobs(ctx, where, limit=limit, after=after, as_json=as_json)
+        return
+    with opened(ctx, must_exist=True) as storage, usage_errors(ctx):
+        inspection = Inspection(storage)
+
+        def look() -> Look:
+            page = inspection.jobs(where, limit=limit, after=after)
+            return look_at(page, storage.clock.now_ms(), storage.location)
+
+        repeat(look, HEAD, interval=seconds, count=count, as_json=as_json)
 
 
 def list_jobs(

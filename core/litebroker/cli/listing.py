@@ -12,11 +12,12 @@ import click
 from rich.console import Console
 
 from litebroker.cli.output import duration, iso, print_json, print_table, printable
+from litebroker.cli.watch import Look
 from litebroker.inspection import Inspection, JobPage
 from litebroker.inspectors import Content, JobRow
 from litebroker.jobs import Attempt, JobError, State
 
-_HEAD = ("id", "queue", "state", "task", "framework", "attempts", "age", "note")
+HEAD = ("id", "queue", "state", "task", "framework", "attempts", "age", "note")
 _DEAD_HEAD = ("id", "queue", "task", "framework", "reason", "attempts", "age", "error")
 _RIGHT = ("attempts", "age")
 # A note is cut where that keeps a row on one line of the terminal, but not to less than this.
@@ -28,16 +29,30 @@ _LONGEST_SHOWN = 20_000
 
 def print_page(page: JobPage, now_ms: int, *, dead: bool = False) -> None:
     """A page as a table. Where to go on is told on stderr, so that it gets in the way of no pipe."""
-    head = _DEAD_HEAD if dead else _HEAD
-    rows = [_dead_cells(row, now_ms) if dead else _cells(row, now_ms) for row in page.rows]
-    print_table(*_fitting(head, rows), right=_RIGHT)
+    print_table(*_fitting(*columns(page, now_ms, dead=dead)), right=_RIGHT)
     if page.cursor is not None:
         click.echo(f"there may be more: --after {page.cursor}", err=True)
 
 
+def columns(page: JobPage, now_ms: int, *, dead: bool = False) -> tuple[Sequence[str], list[list[str]]]:
+    """The names of a page's columns, and its cells."""
+    cells = _dead_cells if dead else _cells
+    return _DEAD_HEAD if dead else HEAD, [cells(row, now_ms) for row in page.rows]
+
+
+def look_at(page: JobPage, now_ms: int, location: str) -> Look:
+    """A page as one look of a watch."""
+    head, rows = _fitting(*columns(page, now_ms))
+    return Look(rows, {"at": iso(now_ms), **_page_as_json(page, location)}, head)
+
+
 def print_page_as_json(page: JobPage, location: str) -> None:
     """A page as one line."""
-    print_json({"database": location, "jobs": [as_json(row) for row in page.rows], "next": page.cursor})
+    print_json(_page_as_json(page, location))
+
+
+def _page_as_json(page: JobPage, location: str) -> dict[str, Any]:
+    return {"database": location, "jobs": [as_json(row) for row in page.rows], "next": page.cursor}
 
 
 def _cells(row: JobRow, now_ms: int) -> list[str]:

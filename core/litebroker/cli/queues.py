@@ -54,13 +54,14 @@ def queues(
     with opened(ctx, must_exist=True) as storage:
         known = named_queues(storage, names)
         if watch:
+            flow = Flow(storage)
             repeat(
-                lambda flow: _look_for_rates(storage, names, flow),
-                Flow(storage),
+                lambda: _look_for_rates(storage, names, flow),
                 (*_HEAD, *RATES),
                 interval=interval,
                 count=count,
                 as_json=as_json,
+                flow=flow,
             )
             return
         found = _read(storage, known)

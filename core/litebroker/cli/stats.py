@@ -43,13 +43,14 @@ def stats(
         known = named_queues(storage, names)
         if watch:
             head = (*_HEAD, *RATES)
+            flow = Flow(storage)
             repeat(
-                lambda flow: _look_for_rates(storage, names, flow),
-                Flow(storage),
+                lambda: _look_for_rates(storage, names, flow),
                 head,
                 interval=interval,
                 count=count,
                 as_json=as_json,
+                flow=flow,
             )
             return
         queues = [_read(storage, info) for info in known]

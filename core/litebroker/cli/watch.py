@@ -43,6 +43,7 @@ class Look(NamedTuple):
 
     rows: Rows
     plain: dict[str, Any]
+    head: Sequence[str] | None = None  # where not all columns have room
 
 
 class Flow:
@@ -115,7 +116,7 @@ def watch_options(command: _F) -> _F:
     for option in (
         click.option("--count", metavar="N", type=click.IntRange(1), help="End after so many looks."),
         click.option("--interval", type=duration, help="Look again after this time; 2s."),
-        click.option("--watch", is_flag=True, help="Look again and again, with rates, until Ctrl-C."),
+        click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C."),
     ):
         command = option(command)
     return command
@@ -131,32 +132,39 @@ def check(ctx: click.Context, *, watch: bool, interval: float | None, count: int
 
 
 def repeat(
-    look: Callable[[Flow], Look], flow: Flow, head: Sequence[str], *, interval: float, count: int | None, as_json: bool
+    look: Callable[[], Look],
+    head: Sequence[str],
+    *,
+    interval: float,
+    count: int | None,
+    as_json: bool,
+    flow: Flow | None = None,
 ) -> None:
-    """Show what ``look`` sees, ``count`` times, or until it is interrupted."""
+    """Show what ``look`` sees, ``count`` times, or until it is interrupted; the ``flow`` sees what comes in between."""
     console = Console(highlight=False)
     if as_json or not console.is_terminal:
         if not as_json:
             click.echo(_line("time", head))
         for number in _numbers(flow, interval, count):
-            _print_lines(look(flow), as_json=as_json, number=number)
+            _print_lines(look(), as_json=as_json, number=number)
             sys.stdout.flush()
         return
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False, transient=False) as live:
         for _ in _numbers(flow, interval, count):
-            seen = look(flow)
+            seen = look()
             foot = Text(f"{_clock()}, every {interval:g}s; Ctrl-C ends it", style="dim")
-            live.update(Group(laid_out(console, head, seen.rows), foot), refresh=True)
+            live.update(Group(laid_out(console, seen.head or head, seen.rows), foot), refresh=True)
 
 
-def _numbers(flow: Flow, interval: float, count: int | None) -> Iterator[int]:
+def _numbers(flow: Flow | None, interval: float, count: int | None) -> Iterator[int]:
     number = 0
     while count is None or number < count:
         if number:
-            flow.wait(interval)
-        flow.note()
+            (time.sleep if flow is None else flow.wait)(interval)
+        if flow is not None:
+            flow.note()
         yield number
         number += 1
 
