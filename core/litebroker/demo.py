@@ -51,7 +51,9 @@ class _Notebook:
         os.write(self._file, f"{what} {job_id} {os.getpid()} {time.monotonic()}\n".encode())
 
     def read(self) -> list[_Line]:
-        fields = (line.split() for line in self._path.read_text(encoding="ascii").splitlines())
+        # A line that crosses a page of the file can be seen half written, as the last one.
+        whole, _, _ = self._path.read_text(encoding="ascii").rpartition("\n")
+        fields = (line.split() for line in whole.splitlines())
         return [_Line(what, int(job_id), int(pid), float(at)) for what, job_id, pid, at in fields]
 
 
