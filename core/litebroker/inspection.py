@@ -351,6 +351,12 @@ class Inspection:
                     raise UnknownQueueError(message)
 
 
+def oldest_age_ms(storage: Storage, queue: str) -> int | None:
+    """How long the job that has been due the longest is so; None when none is due."""
+    due_at_ms = storage.oldest_due_at_ms(queue)
+    return None if due_at_ms is None else max(storage.clock.now_ms() - due_at_ms, 0)
+
+
 @lru_cache(maxsize=8)
 def _pattern(task: str) -> re.Pattern[str]:
     # Not fnmatch: a task's name may have brackets, as RQ's "f([1])".

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from litebroker.errors import StorageError
+from litebroker.inspection import oldest_age_ms
 from litebroker.jobs import Added, JobRecord, JobSpec
 from litebroker.observers import Observer, Outcome
 from litebroker.storage import Storage
@@ -74,13 +75,10 @@ class StorageCollector(Collector):
             yield from families.values()
 
     def _read(self, families: dict[str, GaugeMetricFamily]) -> None:
-        now_ms = self._storage.clock.now_ms()
         for queue in self._storage.queues():
             for state, number in self._storage.counts(queue.name)._asdict().items():
                 families["jobs"].add_metric((queue.name, state), number)
-            due_at_ms = self._storage.oldest_due_at_ms(queue.name)
-            age_ms = 0 if due_at_ms is None else max(now_ms - due_at_ms, 0)
-            families["oldest"].add_metric((queue.name,), age_ms / 1000)
+            families["oldest"].add_metric((queue.name,), (oldest_age_ms(self._storage, queue.name) or 0) / 1000)
             families["paused"].add_metric((queue.name,), int(queue.paused_at_ms is not None))
         path = getattr(self._storage, "path", None)
         if path is not None:

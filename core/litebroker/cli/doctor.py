@@ -12,6 +12,7 @@ import click
 from litebroker.cli.options import database_option, duration, file_of, named_queues, opened, queues_option
 from litebroker.cli.output import duration as shown_duration
 from litebroker.cli.output import print_json, printable
+from litebroker.inspection import oldest_age_ms
 from litebroker.jobs import Counts, QueueInfo
 from litebroker.sqlite.doctor import Finding, examine
 from litebroker.storage import Storage
@@ -121,7 +122,5 @@ class _Limits(NamedTuple):
 
 
 def _load(storage: Storage, info: QueueInfo) -> _Load:
-    due_at_ms = storage.oldest_due_at_ms(info.name)
-    waits = due_at_ms is not None and info.paused_at_ms is None
-    age = max(storage.clock.now_ms() - (due_at_ms or 0), 0) / 1000 if waits else 0.0
-    return _Load(info.name, storage.counts(info.name), age)
+    age_ms = oldest_age_ms(storage, info.name) if info.paused_at_ms is None else None
+    return _Load(info.name, storage.counts(info.name), (age_ms or 0) / 1000)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from litebroker.cli.options import database_option, named_queues, opened, queues_option
-from litebroker.cli.output import confirm, duration, iso, print_json, print_table, tell
+from litebroker.cli.options import database_option, named_queues, opened
+from litebroker.cli.output import confirm, duration, iso, print_json, tell
+from litebroker.cli.overview import Overview, overview_options
 from litebroker.cli.progress import progress
-from litebroker.cli.watch import RATES, Flow, Look, check, now_of, plain_rates, rate_cells, repeat, watch_options
+from litebroker.inspection import oldest_age_ms
 from litebroker.jobs import Counts, QueueInfo, State
 from litebroker.storage import ScheduleRecord, Storage
 
-_HEAD = ("queue", "pending", "active", "failed", "oldest", "schedules", "state", "workers")
 _PURGEABLE = tuple(str(state) for state in State if state is not State.ACTIVE)
 # So many are deleted between two looks at the progress, in bites of their own.
 _SLICE = 5000
@@ -41,51 +41,11 @@ class _Queue(NamedTuple):
 
 
 @click.command()
-@queues_option
-@watch_options
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON; with --watch, one for each look.")
-@database_option
+@overview_options
 @click.pass_context
-def queues(
-    ctx: click.Context, names: tuple[str, ...], *, watch: bool, interval: float | None, count: int | None, as_json: bool
-) -> None:
+def queues(ctx: click.Context, /, names: tuple[str, ...], **options: Any) -> None:
     """Show which queues there are, whether they run, and who works on them."""
-    interval = check(ctx, watch=watch, interval=interval, count=count)
-    with opened(ctx, must_exist=True) as storage:
-        known = named_queues(storage, names)
-        if watch:
-            flow = Flow(storage)
-            repeat(
-                lambda: _look_for_rates(storage, names, flow),
-                (*_HEAD, *RATES),
-                interval=interval,
-                count=count,
-                as_json=as_json,
-                flow=flow,
-            )
-            return
-        found = _read(storage, known)
-        location, now_ms = storage.location, storage.clock.now_ms()
-    if as_json:
-        print_json({"database": location, "queues": [_as_json(it) for it in found]})
-    elif not found:
-        click.echo(f"{location} has no queues yet")
-    else:
-        print_table(_HEAD, [_row(it, now_ms) for it in found])
-
-
-def _look_for_rates(storage: Storage, names: tuple[str, ...], flow: Flow) -> Look:
-    found = _read(storage, [info for info in storage.queues() if not names or info.name in names])
-    rates = flow.rates({it.info.name: it.counts for it in found})
-    now_ms = storage.clock.now_ms()
-    return Look(
-        [(*_row(it, now_ms), *rate_cells(rates.get(it.info.name))) for it in found],
-        {
-            "at": now_of(storage),
-            "database": storage.location,
-            "queues": [{**_as_json(it), **plain_rates(rates.get(it.info.name))} for it in found],
-        },
-    )
+    _OVERVIEW.show(ctx, names, **options)
 
 
 def _read(storage: Storage, known: Sequence[QueueInfo]) -> list[_Queue]:
@@ -95,8 +55,7 @@ def _read(storage: Storage, known: Sequence[QueueInfo]) -> list[_Queue]:
     found = []
     for info in known:
         counts = storage.counts(info.name)
-        due_at_ms = storage.oldest_due_at_ms(info.name)
-        oldest_ms = None if due_at_ms is None else max(storage.clock.now_ms() - due_at_ms, 0)
+        oldest_ms = oldest_age_ms(storage, info.name)
         active = storage.page(info.name, State.ACTIVE, limit=_MOST_ACTIVE, payloads=False) if counts.active else []
         holders = storage.holders([record.id for record in active]).values()
         processes = sorted({it.worker for it in holders if it.alive is not False and it.worker})
@@ -146,6 +105,14 @@ def _workers(queue: _Queue) -> str:
     if not queue.processes:
         parts.append({True: "listening", False: "none seen", None: "not known"}[queue.listening])
     return ", ".join(parts)
+
+
+_OVERVIEW = Overview(
+    head=("queue", "pending", "active", "failed", "oldest", "schedules", "state", "workers"),
+    read=_read,
+    row=_row,
+    as_json=_as_json,
+)
 
 
 @click.command()
