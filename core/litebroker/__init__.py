@@ -51,7 +51,7 @@ from litebroker.errors import (
 )
 from litebroker.explanation import Explanation, Reason, why
 from litebroker.failures import as_job_error, job_error
-from litebroker.inspectors import Content, Inspector, JobRow, TooLate, json_content
+from litebroker.inspectors import Content, Inspector, JobRow, TooLate, json_content, late_names
 from litebroker.jobs import (
     Added,
     Arrivals,
@@ -165,6 +165,7 @@ __all__ = [
     "duration_ms",
     "job_error",
     "json_content",
+    "late_names",
     "log_error",
     "next_tick",
     "open_storage",

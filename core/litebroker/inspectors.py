@@ -33,6 +33,33 @@ _KNOWN = {
 }
 
 
+def late_names(package: str, needs: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of an adapter's package, which imports a name's module at the first use of the name.
+
+    So tools can import the inspector beside it where the framework is not installed. There, each of the names is a
+    ``ModuleNotFoundError`` that says what to install.
+
+    Args:
+        needs: The framework, which is also the name of the extra, and of its module, in small letters.
+        homes: The module within the package of each name.
+    """
+    module = needs.lower()
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            message = f"{package} needs {needs}: pip install 'litebroker[{module}]'"
+            raise ModuleNotFoundError(message, name=module) from error
+        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
     """A job of any framework. All times are epoch milliseconds.

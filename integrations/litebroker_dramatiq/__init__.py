@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from litebroker import late_names
 
 if TYPE_CHECKING:
     from litebroker_dramatiq.abort import SQLiteEventBackend
@@ -25,26 +26,16 @@ __all__ = [
     "Schedules",
 ]
 
-_HOMES = {
-    "SQLiteEventBackend": "abort",
-    "DeadLetter": "broker",
-    "SQLiteBroker": "broker",
-    "SQLiteRateLimiterBackend": "limits",
-    "Dedupe": "middleware",
-    "Schedules": "middleware",
-    "SQLiteResultBackend": "results",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Late, since tools import the inspector beside it, and need no framework for that.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        import_module("dramatiq")
-    except ModuleNotFoundError as error:
-        message = "litebroker_dramatiq needs Dramatiq: pip install 'litebroker[dramatiq]'"
-        raise ModuleNotFoundError(message, name="dramatiq") from error
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = late_names(
+    __name__,
+    "Dramatiq",
+    {
+        "SQLiteEventBackend": "abort",
+        "DeadLetter": "broker",
+        "SQLiteBroker": "broker",
+        "SQLiteRateLimiterBackend": "limits",
+        "Dedupe": "middleware",
+        "Schedules": "middleware",
+        "SQLiteResultBackend": "results",
+    },
+)

@@ -9,8 +9,9 @@ Use `SQLiteHuey` where ``RedisHuey`` or ``SqliteHuey`` is used, with the same ta
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from litebroker import late_names
 
 if TYPE_CHECKING:
     from litebroker_huey.sqlite_huey import SIGNAL_DEAD, DeadTask, SQLiteHuey
@@ -18,23 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SIGNAL_DEAD", "DeadTask", "LitebrokerStorage", "SQLiteHuey"]
 
-_HOMES = {
-    "SIGNAL_DEAD": "sqlite_huey",
-    "DeadTask": "sqlite_huey",
-    "SQLiteHuey": "sqlite_huey",
-    "LitebrokerStorage": "storage",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Late, since tools import the inspector beside it, and need no framework for that.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        import_module("huey")
-    except ModuleNotFoundError as error:
-        message = "litebroker_huey needs huey: pip install 'litebroker[huey]'"
-        raise ModuleNotFoundError(message, name="huey") from error
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = late_names(
+    __name__,
+    "huey",
+    {
+        "SIGNAL_DEAD": "sqlite_huey",
+        "DeadTask": "sqlite_huey",
+        "SQLiteHuey": "sqlite_huey",
+        "LitebrokerStorage": "storage",
+    },
+)

@@ -8,8 +8,9 @@ queue = rq.Queue(connection=connect("jobs.db"))
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from litebroker import late_names
 
 if TYPE_CHECKING:
     from litebroker_rq.client import ConnectionPool, SQLiteConnection, connect, install, pool
@@ -17,25 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionPool", "Queue", "SQLiteConnection", "connect", "install", "pool"]
 
-_HOMES = {
-    "ConnectionPool": "client",
-    "SQLiteConnection": "client",
-    "connect": "client",
-    "install": "client",
-    "pool": "client",
-    "Queue": "enqueueing",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Late, since tools import the inspector beside it, and need no framework for that.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        import_module("rq")
-    except ModuleNotFoundError as error:
-        message = "litebroker_rq needs rq: pip install 'litebroker[rq]'"
-        raise ModuleNotFoundError(message, name="rq") from error
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = late_names(
+    __name__,
+    "rq",
+    {
+        "ConnectionPool": "client",
+        "SQLiteConnection": "client",
+        "connect": "client",
+        "install": "client",
+        "pool": "client",
+        "Queue": "enqueueing",
+    },
+)
