@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litebroker.errors import ScheduleError
-from litebroker.schedules import Plan, ScheduleSpec, next_tick, plan
+from litebroker.schedules import Plan, ScheduleSpec, first_tick, next_tick, plan
 
 SECOND = 1_000
 MINUTE = 60 * SECOND
@@ -342,13 +342,28 @@ def test_a_clock_that_fired_every_tick_of_ten_days_ahead_fires_them_again_when_i
     assert again == 10
 
 
-def test_ticks_that_have_fired_are_left_out_when_a_schedule_was_made_anew_behind_them() -> None:
-    last = NOON + 5 * HOUR
-    next_at_ms = next_tick(HOURLY, NOON)
+@pytest.mark.parametrize("spec", [HOURLY, DAILY])
+def test_a_schedule_that_goes_on_as_from_now_does_so_though_what_it_fired_ahead_comes_near(spec: ScheduleSpec) -> None:
+    scheduler = Scheduler(spec, NOON)
+    fired = scheduler.next_at_ms
+    scheduler.look(fired)
+    back = fired - DAY - MINUTE
+    scheduler.look(back)
 
-    assert plan(HOURLY, next_at_ms, last, NOON) == Plan(fire=False, next_at_ms=last + HOUR)
-    assert plan(HOURLY, next_at_ms, last, last + 1) == Plan(fire=False, next_at_ms=last + HOUR)
-    assert plan(HOURLY, next_at_ms, last, last + HOUR) == Plan(fire=True, next_at_ms=last + 2 * HOUR)
+    again = scheduler.look(back + 2 * DAY)
+
+    assert again
+    assert scheduler.fired == [fired, next_tick(spec, back)]
+
+
+def test_ticks_that_have_fired_are_left_out_where_a_schedule_is_made_anew_behind_them() -> None:
+    last = NOON + 5 * HOUR
+
+    assert first_tick(HOURLY, None, NOON) == NOON + HOUR
+    assert first_tick(HOURLY, NOON - HOUR, NOON) == NOON + HOUR
+    assert first_tick(HOURLY, last, NOON) == last + HOUR
+    assert first_tick(HOURLY, last + 20 * HOUR, NOON) == NOON + HOUR
+    assert first_tick(TEN_SECONDS, last, NOON) == NOON + 10_000
 
 
 @given(

@@ -72,7 +72,7 @@ from litebroker.jobs import (
 from litebroker.observers import Observer, current_job
 from litebroker.queue import Job, Queue, Schedule
 from litebroker.results import Progress
-from litebroker.schedules import ScheduleSpec, next_tick, plan
+from litebroker.schedules import ScheduleSpec, first_tick, next_tick, plan
 from litebroker.serializer import JSON, RAW, Serializer
 from litebroker.sqlite import Durability, Options, SQLiteStorage, open_storage
 from litebroker.storage import Listener, ScheduleRecord, Storage, Value
@@ -167,6 +167,7 @@ __all__ = [
     "json_content",
     "late_names",
     "log_error",
+    "first_tick",
     "next_tick",
     "open_storage",
     "plan",

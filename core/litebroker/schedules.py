@@ -30,7 +30,7 @@ from litebroker.errors import ScheduleError
 if TYPE_CHECKING:
     from croniter import croniter
 
-__all__ = ["Plan", "ScheduleSpec", "next_tick", "plan"]
+__all__ = ["Plan", "ScheduleSpec", "first_tick", "next_tick", "plan"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -99,12 +99,20 @@ def plan(spec: ScheduleSpec, next_at_ms: int, last_at_ms: int | None, now_ms: in
         return Plan(fire=due > 0, next_at_ms=next_at_ms + due * spec.every_ms)
     tomorrow_ms = now_ms + _DAY_MS
     if next_at_ms > tomorrow_ms and next_at_ms > next_tick(spec, tomorrow_ms):
-        next_at_ms = next_tick(spec, now_ms)
-    if last_at_ms is not None and next_at_ms <= last_at_ms <= tomorrow_ms:
-        next_at_ms = next_tick(spec, last_at_ms)
+        return Plan(fire=False, next_at_ms=first_tick(spec, last_at_ms, now_ms))
     if next_at_ms > now_ms:
         return Plan(fire=False, next_at_ms=next_at_ms)
     return Plan(fire=True, next_at_ms=next_tick(spec, now_ms))
+
+
+def first_tick(spec: ScheduleSpec, last_at_ms: int | None, now_ms: int) -> int:
+    """Where a schedule begins that is new, changed or made anew, and fired last at ``last_at_ms`` (None: never).
+
+    Raises:
+        ScheduleError: As `next_tick`.
+    """
+    is_used_up = spec.cron is not None and last_at_ms is not None and now_ms < last_at_ms <= now_ms + _DAY_MS
+    return next_tick(spec, last_at_ms if is_used_up else now_ms)
 
 
 def next_tick(spec: ScheduleSpec, after_at_ms: int) -> int:

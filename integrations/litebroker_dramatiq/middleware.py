@@ -21,7 +21,7 @@ from litebroker import (
     ScheduleSpec,
     Storage,
     StorageError,
-    next_tick,
+    first_tick,
     plan,
 )
 from litebroker_dramatiq.consumer import TICK
@@ -181,8 +181,9 @@ def register(broker: SQLiteBroker) -> bool:
                 if known.job != job:
                     tx.put_schedule(known._replace(job=job))
             else:
-                first_at_ms = next_tick(spec, storage.clock.now_ms())
-                tx.put_schedule(ScheduleRecord(queue, actor.actor_name, spec, job, first_at_ms, None))
+                last_at_ms = None if known is None else known.last_at_ms
+                next_at_ms = first_tick(spec, last_at_ms, storage.clock.now_ms())
+                tx.put_schedule(ScheduleRecord(queue, actor.actor_name, spec, job, next_at_ms, last_at_ms))
     return found
 
 
