@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from litebroker import JobError, JobRecord, JobSpec, NewJob, Queue, SQLiteStorage, Worker
+from litebroker import JobError, JobRecord, JobSpec, NewJob, Queue, Retention, SQLiteStorage, Worker
 from litebroker.testing import ManualClock
 
 Operation = Callable[[SQLiteStorage], object]
@@ -331,3 +331,134 @@ def test_no_statement_is_prepared_anew(tmp_path: Path, monkeypatch: pytest.Monke
             operation(storage, prepare(storage))
 
         assert not prepared
+
+
+# -- groups, dedupe keys, what is kept, and bytes --
+
+
+def grouped(name: str) -> JobSpec:
+    return SPEC._replace(group=name)
+
+
+@contextmanager
+def a_queue_with_saturated_groups(path: Path, number: int) -> Iterator[SQLiteStorage]:
+    """So many groups that have an active job and one that waits for it, and one group that is free."""
+    storage = SQLiteStorage(path, clock=ManualClock(), durability="relaxed")
+    storage.add([grouped(f"g{it}") for it in range(number) for _ in range(2)])
+    held = storage.claim(["q"], limit=number, lease_ms=LEASE_MS)
+    assert len({job.group for job in held}) == number
+    storage.add([grouped("free")] * 20)
+    for _ in range(3):
+        storage.complete([claim(storage)[0].lease])
+    yield storage
+    storage.close()
+
+
+# The most statements for a job of a group, whose turns and limits have rows of their own.
+IN_A_GROUP = {"add": 6, "claim": 13, "complete": 3}
+
+
+def work_in_a_group(path: Path, probe: Probe, saturated: int) -> dict[str, tuple[int, int]]:
+    """Steps and statements of each operation."""
+    found = {}
+    with a_queue_with_saturated_groups(path, saturated) as storage:
+        with probe.counting(steps=True):
+            storage.add([grouped("free")])
+        found["add"] = (probe.steps, len(probe.statements))
+        with probe.counting(steps=True):
+            (job,) = claim(storage)
+        found["claim"] = (probe.steps, len(probe.statements))
+        with probe.counting(steps=True):
+            assert storage.complete([job.lease]) == [True]
+        found["complete"] = (probe.steps, len(probe.statements))
+    return found
+
+
+def test_a_thousand_saturated_groups_cost_a_claim_no_more_than_ten(tmp_path: Path, probe: Probe) -> None:
+    few = work_in_a_group(tmp_path / "few.db", probe, 10)
+
+    many = work_in_a_group(tmp_path / "many.db", probe, 1000)
+
+    assert many == few
+    assert {name: statements for name, (_, statements) in few.items() if statements > IN_A_GROUP[name]} == {}
+
+
+def test_an_operation_on_a_group_s_job_is_one_transaction(tmp_path: Path) -> None:
+    with a_queue_with_saturated_groups(tmp_path / "jobs.db", 10) as storage:
+        before = storage.transactions
+
+        storage.add([grouped("free")])
+        storage.complete([claim(storage)[0].lease])
+
+        assert storage.transactions == before + 3
+
+
+def test_an_add_with_a_key_that_is_held_writes_nothing_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    with a_queue_with(path, 300) as storage:
+        storage.add([SPEC._replace(dedupe_key="key")])
+        size = Path(f"{path}-wal").stat().st_size
+
+        (added,) = storage.add([SPEC._replace(dedupe_key="key")])
+
+        assert not added.created
+        assert Path(f"{path}-wal").stat().st_size == size
+
+
+def test_a_completed_job_that_is_kept_costs_one_statement_more_twice_a_second_at_most(
+    tmp_path: Path, probe: Probe
+) -> None:
+    with a_queue_with(tmp_path / "jobs.db", 300) as storage:
+        queue: Queue[str] = Queue("q", storage, retention=Retention(completed=10))
+        queue.purge()
+        queue.add_many(["it"] * 20)
+        counts = []
+        for _ in range(20):
+            (job,) = queue.claim()
+            with probe.counting():
+                queue.complete(job)
+            counts.append(len(probe.statements))
+
+    assert counts[0] <= 3  # It looks for what has been kept long enough.
+    assert set(counts[1:]) == {1}  # The clock stands still.
+
+
+@pytest.mark.parametrize(("operation", "most"), [("add", 800), ("claim", 800), ("complete", 500)])
+def test_a_job_in_a_batch_of_100_writes_little_to_the_wal(
+    tmp_path: Path, probe: Probe, operation: str, most: int
+) -> None:
+    """A tenth of the three pages, of 4 KiB each, that one alone writes."""
+    path = tmp_path / "jobs.db"
+    with a_queue_with(path, 1000) as storage:
+        jobs = claim(storage, 100)
+        operations: dict[str, Callable[[], object]] = {
+            "add": lambda: storage.add([SPEC] * 100),
+            "claim": lambda: claim(storage, 100),
+            "complete": lambda: storage.complete([job.lease for job in jobs]),
+        }
+
+        written = wal_bytes(path, operations[operation])
+
+        assert 0 < written / 100 < most
+
+
+def test_a_large_payload_is_written_once(tmp_path: Path) -> None:
+    path, size = tmp_path / "jobs.db", 200_000
+    with a_queue_with(path, 300) as storage:
+
+        def through() -> None:
+            storage.add([JobSpec(queue="q", payload=b"x" * size, priority=1)])
+            storage.complete([claim(storage)[0].lease])
+
+        through()  # What is freed then is used again.
+
+        assert size < wal_bytes(path, through) < 1.4 * size
+
+
+def wal_bytes(path: Path, operation: Callable[[], object]) -> int:
+    """What it adds to a log that was empty."""
+    writing = sqlite3.connect(path, isolation_level=None)
+    assert writing.execute("pragma wal_checkpoint(truncate)").fetchone()[0] == 0
+    operation()
+    writing.close()
+    return Path(f"{path}-wal").stat().st_size
