@@ -817,11 +817,11 @@ def test_after_a_sync_that_failed_the_wal_is_put_into_the_file_before_anything_c
 
 # -- checkpoints --
 
-_PAGE = 4096 + 24  # in the WAL, with its header
+_MEGABYTE = 1_000_000
 
 
-def wal_pages(path: Path) -> int:
-    return Path(f"{path}-wal").stat().st_size // _PAGE
+def wal_bytes(path: Path) -> int:
+    return Path(f"{path}-wal").stat().st_size
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -848,9 +848,9 @@ def test_the_wal_stays_small_over_many_operations(storage: SQLiteStorage, path: 
         if number % 3 == 0:
             claims_and_completes(storage)
         if number % 50 == 0:
-            largest = max(largest, wal_pages(path))
+            largest = max(largest, wal_bytes(path))
 
-    assert largest < 4000  # 16 MB; the checkpoint comes at about 1,000 pages
+    assert largest < 16 * _MEGABYTE  # the checkpoint comes at about 4 MB
 
 
 def test_the_wal_stays_small_with_large_payloads(storage: SQLiteStorage, path: Path) -> None:
@@ -861,9 +861,9 @@ def test_the_wal_stays_small_with_large_payloads(storage: SQLiteStorage, path: P
         storage.put("results", "k", b"y" * 500_000)
         for record in storage.claim(["work"], limit=1, lease_ms=60_000):
             storage.complete([record.lease])
-        largest = max(largest, wal_pages(path))
+        largest = max(largest, wal_bytes(path))
 
-    assert largest < 5000  # 20 MB of 90
+    assert largest < 20 * _MEGABYTE  # of 90
 
 
 def test_the_wal_stays_small_where_an_adapter_writes_its_own_tables(storage: SQLiteStorage, path: Path) -> None:
@@ -873,9 +873,9 @@ def test_the_wal_stays_small_where_an_adapter_writes_its_own_tables(storage: SQL
     for number in range(150):
         with storage.transaction():
             storage.execute("insert or replace into litebroker_own values(?, ?)", (str(number % 3), b"z" * 500_000))
-        largest = max(largest, wal_pages(path))
+        largest = max(largest, wal_bytes(path))
 
-    assert largest < 5000
+    assert largest < 20 * _MEGABYTE
 
 
 def test_a_reader_pins_the_wal_which_shrinks_once_it_is_gone(storage: SQLiteStorage, path: Path) -> None:
@@ -885,17 +885,17 @@ def test_a_reader_pins_the_wal_which_shrinks_once_it_is_gone(storage: SQLiteStor
     reader.execute("select count(*) from litebroker_job").fetchall()
     for _ in range(25):
         storage.add([job(b"x" * 1_000_000)])
-    pinned = wal_pages(path)
+    pinned = wal_bytes(path)
 
     reader.execute("rollback")
     reader.close()
     for _ in range(3000):
         storage.add([job()])
-        if wal_pages(path) < pinned:
+        if wal_bytes(path) < pinned:
             break
 
-    assert pinned > 5000  # it could not be begun anew
-    assert wal_pages(path) <= 16 * 1024 * 1024 // 4096
+    assert pinned > 20 * _MEGABYTE  # it could not be begun anew
+    assert wal_bytes(path) <= 16 * 1024 * 1024
 
 
 # The steady clock

@@ -39,6 +39,7 @@ from litebroker.errors import (
 from litebroker.jobs import JobSpec, State
 from litebroker.sqlite import SQLiteStorage, machine
 from litebroker.sqlite.connection import connect
+from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.testing import ManualClock
 
 LIMIT = 20
@@ -229,8 +230,8 @@ def test_a_damaged_page_is_a_clear_error_and_nothing_is_made_anew(path: Path, dr
     with contextlib.closing(sqlite3.connect(path)) as db:
         (root,) = db.execute("select rootpage from sqlite_master where name = 'litebroker_job_ready'").fetchone()
     with path.open("r+b") as file:
-        file.seek((root - 1) * 4096)
-        file.write(b"\xff" * 4096)
+        file.seek((root - 1) * PAGE_BYTES)
+        file.write(b"\xff" * PAGE_BYTES)
     before = path.read_bytes()
 
     storage = SQLiteStorage(path, driver=driver)
@@ -241,7 +242,7 @@ def test_a_damaged_page_is_a_clear_error_and_nothing_is_made_anew(path: Path, dr
     storage.close()
 
     assert len(path.read_bytes()) == len(before)
-    assert path.read_bytes()[(root - 1) * 4096 : root * 4096] == b"\xff" * 4096
+    assert path.read_bytes()[(root - 1) * PAGE_BYTES : root * PAGE_BYTES] == b"\xff" * PAGE_BYTES
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -756,6 +757,7 @@ MIGRATE_TO = """
 import os, signal, sys
 from litebroker.sqlite import schema
 from litebroker.sqlite.connection import connect
+from litebroker.sqlite.schema import PAGE_BYTES
 db = connect(sys.argv[1], "sqlite3", busy_timeout_ms=10_000)
 schema.use_wal(db, sys.argv[1])
 real, left = type(db).rows, int(sys.argv[2])

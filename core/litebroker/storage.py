@@ -98,6 +98,8 @@ class Jobs(Protocol):
     def find(self, queue: str, *, ref: str | None = None, dedupe_key: str | None = None) -> list[JobRecord]:
         """The jobs of this name, in the order they were added; or the one that holds this key.
 
+        A name may cost a walk through all jobs that are ready.
+
         Raises:
             ValueError: Not exactly one of the two was given.
         """

@@ -12,6 +12,7 @@ from litebroker.sqlite.connection import Connection
 from litebroker.sqlite.engine import Tx
 from litebroker.sqlite.jobs import JobVerbs
 from litebroker.sqlite.recovery import steady_to_wall_ms
+from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.storage import Value
 
 _BEFORE_ALL = -(1 << 63)
@@ -62,7 +63,7 @@ class CopyVerbs(JobVerbs):
                 stored.append(record.id in new)
                 if record.id in new:
                     new.discard(record.id)  # of the same one twice, the first was stored
-                    tx.pages += len(record.payload) >> 12
+                    tx.pages += len(record.payload) // PAGE_BYTES
                     if record.state is State.PENDING:
                         tx.wake(record.queue, 1)
             return stored

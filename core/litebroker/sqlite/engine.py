@@ -42,6 +42,7 @@ from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, connect, drivers_share_sqlite
 from litebroker.sqlite.identities import Identities
 from litebroker.sqlite.locks import Liveness, WriterLock
+from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.sqlite.steady import SteadyClock
 from litebroker.wakeup import Wakeups
 
@@ -56,8 +57,8 @@ R = TypeVar("R")
 
 # The WAL is copied back into the database when about so many of its pages are new: 4 MB, a stall of 5 ms. Beside other
 # writers, whose pages count too, a process looks after fewer of its own.
-_CHECKPOINT_PAGES = 1000
-_FEWEST_PAGES = 200
+_CHECKPOINT_PAGES = 4_000_000 // PAGE_BYTES
+_FEWEST_PAGES = _CHECKPOINT_PAGES // 5
 # How often an engine looks whether its file is still the one it opened.
 _LOOK_S = 1.0
 

@@ -12,6 +12,7 @@ from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Row, UniqueError
 from litebroker.sqlite.engine import Tx
 from litebroker.sqlite.identities import ID_STEP
+from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.sqlite.session import Session
 
 _FOREVER = (1 << 63) - 1
@@ -52,7 +53,7 @@ class JobVerbs(Session):
                 ]
             for queue, count in jobs.items():
                 tx.wake(queue, count)
-            tx.pages += (len(specs) >> 2) + (payload >> 12)
+            tx.pages += len(specs) // 2 + payload // PAGE_BYTES
             return added
 
         while True:
@@ -74,7 +75,7 @@ class JobVerbs(Session):
             job_id = engine.identities.first_id(1)
             tx.db.change(sql.INSERT_PLAIN, (job_id, *values))
             tx.wake(name, 1)
-            tx.pages += len(payload) >> 12
+            tx.pages += len(payload) // PAGE_BYTES
             return Added(job_id, True)
 
         while True:
@@ -558,7 +559,7 @@ class JobVerbs(Session):
             }  # fmt: skip
             if tx.db.change(sql.RETRY, params) != 1:
                 return False
-            tx.pages += len(payload or b"") >> 12
+            tx.pages += len(payload or b"") // PAGE_BYTES
             tx.wake(self._name(tx.db, goes_to), 1)
             return True
 

@@ -28,6 +28,10 @@ _SET_VERSION = (
 )
 _CORE = "schema"
 
+# Of a new file. A commit writes whole pages, and what most of them change is small: at 2 kB an add takes a fifth less
+# time than at SQLite's default of 4 kB, a claim a tenth; payloads above 10 kB take a fifth more. All sizes work.
+PAGE_BYTES = 2048
+
 
 @lru_cache(maxsize=1)
 def migrations() -> tuple[str, ...]:
@@ -135,6 +139,7 @@ def use_wal(db: Connection, path: str | None, *, busy_timeout_ms: int = 0) -> No
     mode = None
     while mode is None:
         try:
+            db.rows(f"pragma page_size = {PAGE_BYTES}")  # without effect on a file that is there
             (mode,) = db.rows("pragma journal_mode = wal")[0]
         except DatabaseBusyError:  # SQLite itself does not wait here
             if time.monotonic() >= deadline:

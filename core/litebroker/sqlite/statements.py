@@ -326,10 +326,16 @@ PRUNABLE_BY_AGE = {
 
 GET = f"select {RECORD} from litebroker_job where id = :id"
 STATES = "select id, state from litebroker_job where id in (select value from json_each(:ids))"
-FIND_BY_REF = (
-    f"select {RECORD} from litebroker_job where queue = +:queue and ref = :ref and ref is not null order by id"
-)
 _READY = "state = 0 and grp is null and queue = +:queue"
+# Ready jobs are looked through, in an index: a tenth of a second for a million. Active ones are few.
+FIND_BY_REF = (
+    f"select {RECORD} from litebroker_job where id in ("
+    " select id from litebroker_job where ref is not null and (state >= 2 or grp is not null) and queue = +:queue"
+    " and ref = :ref"
+    f" union all select id from litebroker_job where {_READY} and ref = :ref"
+    " union all select id from litebroker_job where state = 1 and queue = +:queue and ref = :ref"
+    ") order by id"
+)
 _GROUPED = "state = 0 and grp is not null and grp = +:grp"
 _IN_LINE = "order by priority desc, due_at_ms, id limit +:limit offset +:offset"
 

@@ -18,6 +18,7 @@ from litebroker.sqlite.engine import Engine
 from litebroker.sqlite.listener import SQLiteListener
 from litebroker.sqlite.location import MEMORY, Durability, Options, parse
 from litebroker.sqlite.schedules import ScheduleVerbs
+from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.sqlite.session import BoundSession
 from litebroker.sqlite.standing import StandingVerbs
 from litebroker.sqlite.upkeep import Space, vacuum
@@ -175,7 +176,7 @@ class SQLiteStorage(_Verbs):
         tx = self._engine.current
         if tx is not None:
             values = params.values() if isinstance(params, Mapping) else params
-            tx.pages += 1 + (sum(len(value) for value in values if isinstance(value, (bytes, str))) >> 12)
+            tx.pages += 1 + (sum(len(value) for value in values if isinstance(value, (bytes, str))) // PAGE_BYTES)
             return tx.db.rows(statement, params)
         return self._engine.read(lambda db: db.rows(statement, params))
 

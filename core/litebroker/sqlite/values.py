@@ -9,6 +9,7 @@ from litebroker.sqlite import rows
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Row
 from litebroker.sqlite.engine import Tx
+from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.sqlite.session import Session
 from litebroker.storage import Value
 
@@ -52,7 +53,7 @@ class ValueVerbs(Session):
                 "data": data,
                 "steady": steady,
             }
-            tx.pages += len(data) >> 12
+            tx.pages += len(data) // PAGE_BYTES
             return tx.db.change(statement, params) == 1
 
         stored = self._write(op, lasting=False, single=owner is None)

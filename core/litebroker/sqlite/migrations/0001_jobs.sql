@@ -76,8 +76,10 @@ create table litebroker_job(
   payload blob not null               -- last, so that reading the rest does not touch its overflow pages
 ) strict;
 
--- serves CLAIM_ONE, CLAIM_MANY, HEAD_OF_UNGROUPED, the first page of pending jobs, and counts
-create index litebroker_job_ready on litebroker_job(queue, priority desc, due_at_ms) where state = 0 and grp is null;
+-- serves CLAIM_ONE, CLAIM_MANY, HEAD_OF_UNGROUPED, the first page of pending jobs, and counts. The ref is in it so that
+-- FIND_BY_REF can look through the queue without its jobs, and the id so that these stay in the order they came.
+create index litebroker_job_ready on litebroker_job(queue, priority desc, due_at_ms, id, ref)
+  where state = 0 and grp is null;
 -- serves HEAD_OF_GROUP and pages of a group
 create index litebroker_job_grouped on litebroker_job(grp, priority desc, due_at_ms)
   where state = 0 and grp is not null;
@@ -91,8 +93,10 @@ create index litebroker_job_ended on litebroker_job(queue, state, ended_at_ms)
 -- holds the dedupe key unique in its queue, and serves HOLDER_OF_KEY
 create unique index litebroker_job_dedupe on litebroker_job(queue, dedupe_key)
   where dedupe_key is not null and (dedupe_ends = 0 or state < 3);
--- serves FIND_BY_REF
-create index litebroker_job_ref on litebroker_job(queue, ref) where ref is not null;
+-- serves FIND_BY_REF. Refs come in no order, and a page in the middle of the index for each would make an insert half as
+-- dear again: most jobs come and go without ever being in it.
+create index litebroker_job_ref on litebroker_job(queue, ref)
+  where ref is not null and (state >= 2 or grp is not null);
 
 create table litebroker_value(
   id integer primary key,
