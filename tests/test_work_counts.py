@@ -9,7 +9,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +214,9 @@ def test_a_worker_settles_and_claims_many_short_jobs_in_one_transaction(tmp_path
 
 def test_a_result_costs_a_worker_one_statement_and_where_none_is_kept_nothing(tmp_path: Path, probe: Probe) -> None:
     made: dict[int, list[str]] = {}
-    with Queue("q", tmp_path / "jobs.db", durability="relaxed") as queue:
+    # The clock stands still: a claim looks for what is due once a millisecond.
+    storage = SQLiteStorage(tmp_path / "jobs.db", clock=ManualClock(), durability="relaxed")
+    with closing(storage), Queue("q", storage) as queue:
         worker = Worker(queue.storage, queue._terms, lambda numbers: numbers, batch=8)  # noqa: SLF001 (as `process`)
         for keep_result in (0, 60, 0, 60):  # The first time, it opens the file and makes itself known.
             queue.add_many([NewJob(number, keep_result=keep_result) for number in range(8)])
