@@ -111,8 +111,9 @@ def first_tick(spec: ScheduleSpec, last_at_ms: int | None, now_ms: int) -> int:
     Raises:
         ScheduleError: As `next_tick`.
     """
-    is_used_up = spec.cron is not None and last_at_ms is not None and now_ms < last_at_ms <= now_ms + _DAY_MS
-    return next_tick(spec, last_at_ms if is_used_up else now_ms)
+    if spec.cron is not None and last_at_ms is not None and now_ms < last_at_ms <= now_ms + _DAY_MS:
+        return next_tick(spec, last_at_ms)  # what lies before has fired
+    return next_tick(spec, now_ms)
 
 
 def next_tick(spec: ScheduleSpec, after_at_ms: int) -> int:
