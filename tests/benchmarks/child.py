@@ -6,9 +6,11 @@ those roles that have no end of their own.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.contestants import CONTESTANTS
+from tests.benchmarks.contestants import CONTESTANTS, Contestant
 
 from litebroker import Queue
 
@@ -24,13 +26,15 @@ NAP_S = 0.001  # who finds nothing looks again after this
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A Ctrl-C is for who started it, and ends it.
     role, arguments = sys.argv[1], json.loads(sys.argv[2])
     print(json.dumps(ROLES[role](**arguments)), flush=True)
 
 
 def ready() -> None:
     print("ready", flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        sys.exit("who started this process is gone")
 
 
 def at_end_of_input() -> threading.Event:
@@ -44,10 +48,18 @@ def at_end_of_input() -> threading.Event:
     return ended
 
 
+def opened(kind: str, path: str, level: Any) -> Contestant:
+    """Open, and warm. Several processes begin together, and not every peer can make its file in company."""
+    with Path(f"{path}.opening").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        contestant = CONTESTANTS[kind](Path(path), level)
+        contestant.claim()
+    return contestant
+
+
 def produce(kind: str, path: str, level: Any, count: int) -> dict[str, Any]:
     """Add so many, one at a time."""
-    contestant = CONTESTANTS[kind](Path(path), level)
-    contestant.claim()  # It is open, and warm.
+    contestant = opened(kind, path, level)
     ready()
     cpu = time.process_time()
     for _ in range(count):
@@ -57,8 +69,7 @@ def produce(kind: str, path: str, level: Any, count: int) -> dict[str, Any]:
 
 def consume(kind: str, path: str, level: Any) -> dict[str, Any]:
     """Claim and complete, one at a time, until nothing is left after the end of the input."""
-    contestant = CONTESTANTS[kind](Path(path), level)
-    contestant.claim()
+    contestant = opened(kind, path, level)
     ready()
     ended, done, last, cpu = at_end_of_input(), 0, 0.0, time.process_time()
     while True:
@@ -98,9 +109,8 @@ def work(path: str, level: Any, concurrency: int) -> dict[str, Any]:
 
 def write(kind: str, path: str, level: Any, seconds: float) -> dict[str, Any]:
     """Add, claim and complete without a pause."""
-    contestant = CONTESTANTS[kind](Path(path), level)
+    contestant = opened(kind, path, level)
     contestant.add()
-    contestant.claim()
     ready()
     until, waits = time.monotonic() + seconds, []
 

@@ -6,242 +6,274 @@ import asyncio
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.contestants import CONTESTANTS, PAYLOAD, Contestant, Level, Ours, Raw, fill_delayed
-from tests.benchmarks.measuring import Bench, Row, Series, versus
+from tests.benchmarks.contestants import (
+    ALL,
+    LEVELS,
+    Contestant,
+    Honker,
+    HueyStorage,
+    Level,
+    LiteQueue,
+    Ours,
+    PersistQueue,
+    Raw,
+    fill_delayed,
+    payload,
+)
+from tests.benchmarks.measuring import OURS, RAW, Bench, Entry, Line, Series, Turn, compared, told
 
-from litebroker import Queue
+from litebroker import JobSpec, Queue, Retention
 from litebroker.aio import AsyncQueue
 
-# Ours and the reference's. At the default, an add is on disk when it returns; claims and acknowledgements need not be.
-LEVELS: tuple[Level, ...] = ("relaxed", "durable")
-NAMES = {"relaxed": "relaxed / NORMAL", "durable": "default / FULL", "full": "full / FULL"}
+Kinds = Sequence[type[Contestant]]
+BOTH: Kinds = (Raw, Ours)
 
 # What is wanted.
-OF_RAW, OF_RAW_THREADS, MOST_AT_DEPTH, PROCESSED, OF_THREADS = 0.5, 4, 1.5, 15_000, 0.5
+OF_RAW, OF_COMMIT_EACH, FULL_RATE, PROCESSED, AT_DEPTH, WITH_GROUPS = 0.7, 4, 10_000, 25_000, 1.2, 2
 
 
-def add(bench: Bench) -> Iterator[Row]:
-    """Jobs of 100 bytes, one at a time."""
-    for level in LEVELS:
-        count = bench.count(1600 if level == "relaxed" else 160)
-
-        def run(contestant: Contestant, count: int = count) -> int:
-            for _ in range(count):
-                contestant.add()
-            return count
-
-        series = _compare(bench, level, run)
-        yield versus("add, one at a time", NAMES[level], series["raw"], series["litebroker"], at_least=OF_RAW)
-        yield versus("... by the storage's verb", NAMES[level], series["raw"], series["storage"])
-
-
-def add_many(bench: Bench) -> Iterator[Row]:
-    """Batches of 100; the rate is of jobs."""
-    for level in LEVELS:
-        count = bench.count(40)
-
-        def run(contestant: Contestant, count: int = count) -> int:
-            for _ in range(count):
-                contestant.add_many(100)
-            return count * 100
-
-        series = _compare(bench, level, run)
-        yield versus("add_many of 100, jobs", NAMES[level], series["raw"], series["litebroker"], at_least=OF_RAW)
-        yield versus("... by the storage's verb", NAMES[level], series["raw"], series["storage"])
-
-
-def claim(bench: Bench) -> Iterator[Row]:
-    """Claim and complete, one at a time, over many that are pending."""
-    count, pending = bench.count(800), bench.rows(100_000)
-
-    def run(contestant: Contestant) -> int:
-        return _drain(contestant, count)
-
-    series = _compare(bench, "relaxed", run, pending=pending, refill=count)
-    work = f"claim + complete over {pending:,}"
-    yield versus(work, NAMES["relaxed"], series["raw"], series["litebroker"], at_least=OF_RAW)
-    yield versus("... by the storage's verbs", NAMES["relaxed"], series["raw"], series["storage"])
-
-
-def loop(bench: Bench) -> Iterator[Row]:
-    """Add, claim, complete, one job after the other."""
-    for level in LEVELS:
-        count = bench.count(600 if level == "relaxed" else 80)
-
-        def run(contestant: Contestant, count: int = count) -> int:
-            for _ in range(count):
-                contestant.add()
-                if not contestant.complete(contestant.claim()):
-                    raise AssertionError("a lease was lost")
-            return count
-
-        series = _compare(bench, level, run)
-        # At the default level ours syncs the add only; the reference has one level for all, and syncs three times.
-        yield versus("add + claim + complete", NAMES[level], series["raw"], series["litebroker"])
-
-
-def depth(bench: Bench) -> Iterator[Row]:
-    """What a claim and its completion cost with a large backlog, against a small one."""
-    count, large = bench.count(500), bench.rows(1_000_000)
-    with bench.place() as folder:
-        ours = {name: Ours(folder / f"{name}.db", "relaxed") for name in ("small", "pending", "delayed")}
-        for contestant in ours.values():
-            contestant.fill(1000)
-        ours["pending"].fill(large - 1000)
-        fill_delayed(ours["delayed"].queue.storage, large)
-        series = bench.take_turns(
-            {name: functools.partial(_drain, contestant, count) for name, contestant in ours.items()},
-            before=lambda name: ours[name].fill(count),
-        )
-        for contestant in ours.values():
-            contestant.close()
-    for name, work in (
-        ("pending", f"claim + complete over {large:,}"),
-        ("delayed", f"... with {large:,} in the future"),
-    ):
-        cost = series["small"].ratio_to(series[name])
-        yield Row(
-            work=work,
-            level="relaxed",
-            ours=f"{series[name].rate:,.0f}/s",
-            ratio=f"{cost:.2f} x cost",
-            cpu=f"- / {series[name].cpu_us:.0f}",
-            wanted="1.5 x cost at 1,000",
-            reached=cost <= MOST_AT_DEPTH,
-            figures={"at 1,000": series["small"], "here": series[name], "cost": cost},
-        )
-
-
-def threads(bench: Bench) -> Iterator[Row]:
-    """16 threads that add, each add on disk before it returns.
-
-    Each thread has the same to do, and all are waited for: SQLite's busy handler lets one go on and the others starve,
-    and in a given time that one alone would make the figure.
-    """
-    number, each = 16, 20 if bench.quick else 60
-
-    def together(add_one: list[Callable[[], object]]) -> int:
-        def work(add: Callable[[], object]) -> None:
-            for _ in range(each):
-                add()
-
-        workers = [threading.Thread(target=work, args=(add,)) for add in add_one]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        return number * each
-
-    with bench.place() as folder:
-        raws = [Raw(folder / "raw.db", "full") for _ in range(number)]
-        levels: tuple[Level, ...] = ("full", "durable")
-        ours = {level: Ours(folder / f"{level}.db", level) for level in levels}
-        runs: dict[str, Callable[[], int]] = {"raw": functools.partial(together, [raw.add for raw in raws])}
-        runs |= {level: functools.partial(together, [mine.add] * number) for level, mine in ours.items()}
-        series = bench.take_turns(runs)
-        everyone: list[Contestant] = [*raws, *ours.values()]
-        for contestant in everyone:
-            contestant.close()
-    for level in levels:
-        ratio = series[level].ratio_to(series["raw"])
-        yield Row(
-            work=f"{number} threads add",
-            level=NAMES[level],
-            raw=f"{series['raw'].rate:,.0f}/s",
-            ours=f"{series[level].rate:,.0f}/s",
-            ratio=f"{ratio:.2f}",
-            cpu=f"{series['raw'].cpu_us:.0f} / {series[level].cpu_us:.0f}",
-            wanted=f"{OF_RAW_THREADS} of raw" if level == "full" else "",
-            reached=ratio >= OF_RAW_THREADS if level == "full" else None,
-            figures={"raw": series["raw"], "litebroker": series[level], "ratio": ratio},
-        )
-
-
-def tasks(bench: Bench) -> Iterator[Row]:
-    """The same adds from 100 threads, and from 100 tasks of asyncio."""
-    number, each = 100, 10 if bench.quick else 30
-
-    for level in LEVELS:
-        with bench.place() as folder:
-            ours = {name: Ours(folder / f"{name}.db", level) for name in ("threads", "tasks")}
-            series = bench.take_turns(
-                {
-                    "threads": functools.partial(_add_from_threads, ours["threads"].queue, number, each),
-                    "tasks": functools.partial(_add_from_tasks, ours["tasks"].queue, number, each),
-                }
+def add(bench: Bench) -> Iterator[Line]:
+    """Jobs of 100 bytes, 2 kB and 200 kB, one at a time."""
+    for size, text in ((100, "100 B"), (2000, "2 kB"), (200_000, "200 kB")):
+        for level in LEVELS if size == 100 else ("relaxed", "durable"):
+            yield compare(
+                bench,
+                "add",
+                f"add, {text}",
+                level,
+                lambda it: Turn(functools.partial(_one, it.add), calls=4000 if size < 10_000 else 50),  # noqa: B023
+                kinds=ALL if size == 100 else BOTH,
+                size=size,
+                at_least=None if level == "full" else OF_RAW,
             )
-            for contestant in ours.values():
-                contestant.close()
-        ratio = series["tasks"].ratio_to(series["threads"])
-        yield Row(
-            work=f"{number} tasks add",
-            level=level,
-            ours=f"{series['tasks'].rate:,.0f}/s",
-            ratio=f"{ratio:.2f} of {number} threads",
-            cpu=f"- / {series['tasks'].cpu_us:.0f}",
-            wanted=f"{OF_THREADS} of threads",
-            reached=ratio >= OF_THREADS,
-            figures={"threads": series["threads"], "tasks": series["tasks"], "ratio": ratio},
+
+
+def add_many(bench: Bench) -> Iterator[Line]:
+    """Batches of 100; the rate is of jobs."""
+
+    def turn(it: Any) -> Turn:
+        def once() -> int:
+            it.add_many(100)
+            return 100
+
+        return Turn(once, calls=200)
+
+    for level in ("relaxed", "durable"):
+        yield compare(bench, "add_many", "add_many of 100, jobs", level, turn, needs="add_many", at_least=OF_RAW)
+
+
+def claim(bench: Bench) -> Iterator[Line]:
+    """Claim and complete, one at a time, over what is pending."""
+    for pending in (1000, bench.count(100_000)):
+        for level in ("relaxed", "full"):
+            yield compare(
+                bench,
+                "claim",
+                f"claim + complete over {pending:,}",
+                level,
+                _claims,
+                pending=pending,
+                at_least=OF_RAW if pending > 1000 and level == "relaxed" else None,
+            )
+
+
+def loop(bench: Bench) -> Iterator[Line]:
+    """Add, claim, complete, one job after the other, with nothing else pending."""
+
+    def turn(it: Contestant) -> Turn:
+        def once() -> int:
+            it.add()
+            _settle(it)
+            return 1
+
+        return Turn(once, calls=2000)
+
+    for level in LEVELS:
+        # At the default level ours waits for the disk in the add only; the reference has one level for all.
+        yield compare(
+            bench, "loop", "add + claim + complete", level, turn, at_least=None if level == "full" else OF_RAW
         )
-
-
-def coroutines(bench: Bench) -> Iterator[Row]:
-    """No-op jobs through a worker with an async handler, beside one with threads."""
-    count, concurrency = bench.count(10_000), 100
-
-    def work(queue: Queue[Any], *, is_async: bool) -> int:
-        ended = threading.Event()
-        left = itertools.count(count - 1, -1)
-
-        def called(_data: object) -> None:
-            if next(left) == 0:
-                ended.set()
-
-        async def awaited(_data: object) -> None:
-            called(_data)
-
-        worker = queue.process(awaited if is_async else called, concurrency=concurrency)
-        ended.wait()
-        worker.close()
-        return count
-
-    with bench.place() as folder:
-        ours = {name: Ours(folder / f"{name}.db", "relaxed") for name in ("threads", "async")}
-        series = bench.take_turns(
-            {name: functools.partial(work, it.queue, is_async=name == "async") for name, it in ours.items()},
-            before=lambda name: ours[name].fill(count),
-        )
-        for contestant in ours.values():
-            contestant.close()
-    yield Row(
-        work=f"process, async no-op, concurrency {concurrency}",
-        level=NAMES["relaxed"],
-        ours=f"{series['async'].rate:,.0f}/s",
-        ratio=f"{series['async'].ratio_to(series['threads']):.2f} of {concurrency} threads",
-        cpu=f"- / {series['async'].cpu_us:.0f}",
-        figures={"threads": series["threads"], "async": series["async"]},
+    yield compare(
+        bench, "loop", "... of 200 kB", "relaxed", turn, kinds=(*BOTH, LiteQueue), size=200_000, at_least=OF_RAW
     )
 
 
-def process(bench: Bench) -> Iterator[Row]:
-    """No-op jobs through a worker, until all are settled."""
+def depth(bench: Bench) -> Iterator[Line]:
+    """What a claim and its completion cost beside a thousand pending jobs, and beside what may make them dear."""
+    large, groups = bench.count(1_000_000), bench.count(10_000)
+
+    def pending(it: Ours) -> None:
+        it.fill(large)
+
+    def delayed(it: Ours) -> None:
+        it.fill(1000)
+        fill_delayed(it.queue.storage, large)
+
+    def one_group(it: Ours) -> None:
+        it.queue.storage.add([_grouped("only")] * 1000)
+
+    def many_groups(it: Ours) -> None:
+        it.queue.storage.add([_grouped(f"g{number}") for number in range(groups)])
+
+    def saturated(it: Ours) -> None:
+        storage = it.queue.storage
+        storage.add([_grouped(f"g{number}") for number in range(groups - 1) for _ in range(2)])
+        held = storage.claim(("q",), limit=groups - 1, lease_ms=HELD_MS)
+        if len(held) != groups - 1:
+            raise AssertionError(f"{len(held)} of {groups - 1} groups have an active job")
+        storage.add([_grouped("free")] * 1000)
+
+    cases: dict[str, tuple[str, Callable[[Ours], None], str | None, float | None]] = {
+        "at 1,000": ("", lambda it: it.fill(1000), None, None),
+        "pending": (f"claim + complete over {large:,}", pending, None, AT_DEPTH),
+        "delayed": (f"... beside {large:,} of the future", delayed, None, AT_DEPTH),
+        "one group": ("... all of one group", one_group, "only", WITH_GROUPS),
+        "groups": (f"... of {groups:,} groups", many_groups, "", WITH_GROUPS),
+        "saturated": (f"... with {groups - 1:,} of {groups:,} groups saturated", saturated, "free", WITH_GROUPS),
+    }
+    with bench.place() as folder, ExitStack() as stack:
+        turns = {}
+        for name, (_title, fill, group, _most) in cases.items():
+            it = Ours(folder / f"{name}.db", "relaxed")
+            stack.callback(it.close)
+            fill(it)
+            refill = None if group is None else functools.partial(_add_to_group, it, group, itertools.count())
+            turns[name] = _claims(it, refill)
+        series = bench.take_turns(turns)
+    for name, (title, _fill, _group, most) in cases.items():
+        if title:
+            pair = {"at 1,000": series["at 1,000"], name: series[name]}
+            yield compared("depth", title, LEVELS["relaxed"], pair, base="at 1,000", ours=name, at_most=most)
+
+
+# The groups stay saturated while it is measured.
+HELD_MS = 3_600_000
+
+
+def _grouped(group: str) -> JobSpec:
+    return JobSpec(queue="q", payload=b"{}", group=group)
+
+
+def _add_to_group(it: Ours, group: str, numbers: Iterator[int], count: int) -> None:
+    """In the group, or each in a group of its own, with numbers from the start."""
+    it.queue.storage.add([_grouped(group or f"g{next(numbers)}") for _ in range(count)])
+
+
+def dedupe(bench: Bench) -> Iterator[Line]:
+    """Adds with a key that is new, and with one that is held."""
+    numbers = itertools.count()
+
+    def add_with(key: Callable[[], str], it: Ours) -> int:
+        it.queue.add(data, dedupe_key=key())
+        return 1
+
+    data = payload(100)
+    with bench.place() as folder, ExitStack() as stack:
+        ours = {name: Ours(folder / f"{name}.db", "relaxed") for name in ("without a key", "new", "held")}
+        for it in ours.values():
+            stack.callback(it.close)
+        series = bench.take_turns(
+            {
+                "without a key": Turn(functools.partial(_one, ours["without a key"].add), calls=4000),
+                "new": Turn(functools.partial(add_with, lambda: f"key:{next(numbers)}", ours["new"]), calls=4000),
+                "held": Turn(functools.partial(add_with, lambda: "key", ours["held"]), calls=4000),
+            }
+        )
+    for name, title in (("new", "add with a new dedupe key"), ("held", "... with one that is held")):
+        pair = {"without a key": series["without a key"], name: series[name]}
+        yield compared("dedupe", title, LEVELS["relaxed"], pair, base="without a key", ours=name)
+
+
+def retention(bench: Bench) -> Iterator[Line]:
+    """Claim and complete where the latest thousand that were completed are kept."""
+    with bench.place() as folder, ExitStack() as stack:
+        ours = {
+            "nothing kept": Ours(folder / "none.db", "relaxed"),
+            "kept": Ours(folder / "kept.db", "relaxed", retention=Retention(completed=1000)),
+        }
+        turns = {}
+        for name, it in ours.items():
+            stack.callback(it.close)
+            it.fill(1000)
+            turns[name] = _claims(it)
+        series = bench.take_turns(turns)
+    yield compared(
+        "retention",
+        "claim + complete, 1,000 completed kept",
+        LEVELS["relaxed"],
+        series,
+        base="nothing kept",
+        ours="kept",
+    )
+
+
+def threads(bench: Bench) -> Iterator[Line]:
+    """16 threads that add, each add on disk before it returns.
+
+    Each thread has the same to do, and all are waited for: SQLite's busy handler lets one go on and the others starve,
+    and in a given time that one alone would make the figure. It is there too, as one thread that adds as many.
+    """
+    number, each = 16, bench.count(60)
+
+    levels: tuple[Level, ...] = ("full", "durable")
+    with bench.place() as folder, ExitStack() as stack:
+
+        def opened(kind: type[Contestant], name: str, level: Level = "full") -> Contestant:
+            it = kind(folder / f"{name}.db", level)
+            stack.callback(it.close)
+            return it
+
+        raws = [opened(Raw, "raw") for _ in range(number)]
+        adders = {RAW: raws, f"{RAW}, one thread": raws[:1]}
+        adders |= {level: [opened(Ours, level, level)] * number for level in levels}
+        peers = [peer for peer in (PersistQueue, HueyStorage) if not peer.missing()]
+        adders |= {peer.name: [opened(peer, peer.module)] * number for peer in peers}
+        series = bench.take_turns(
+            {
+                name: Turn(functools.partial(_together, [it.add for it in them], each), calls=1)
+                for name, them in adders.items()
+            }
+        )
+        for name, them in adders.items():
+            series[name].settings = them[0].settings()
+    for level in levels:
+        others = {name: it for name, it in series.items() if name not in levels}
+        yield compared(
+            "threads",
+            f"{number} threads add",
+            LEVELS[level],
+            {**others, level: series[level]},
+            ours=level,
+            at_least=OF_COMMIT_EACH if level == "full" else None,
+            rate=FULL_RATE if level == "full" else None,
+        )
+
+
+def tasks(bench: Bench) -> Iterator[Line]:
+    """The same adds from 100 threads, and from 100 tasks of asyncio."""
+    number, each = 100, bench.count(20)
+    for level in ("relaxed", "durable"):
+        with bench.place() as folder, ExitStack() as stack:
+            turns = {}
+            for name, work in (("100 threads", _add_from_threads), ("tasks", _add_from_tasks)):
+                it = Ours(folder / f"{name}.db", level)
+                stack.callback(it.close)
+                turns[name] = Turn(functools.partial(work, it.queue, number, each), calls=1)
+            series = bench.take_turns(turns)
+        yield compared(
+            "tasks", f"{number} tasks of asyncio add", LEVELS[level], series, base="100 threads", ours="tasks"
+        )
+
+
+def process(bench: Bench) -> Iterator[Line]:
+    """No-op jobs through a worker, until all are settled; peers, which have none, in a loop of one thread."""
     count = bench.count(10_000)
-
-    def work(queue: Queue[Any], concurrency: int) -> int:
-        ended = threading.Event()
-        left = itertools.count(count - 1, -1)
-
-        def handler(_data: object) -> None:
-            if next(left) == 0:
-                ended.set()
-
-        worker = queue.process(handler, concurrency=concurrency)
-        ended.wait()
-        worker.close()
-        return count
 
     def work_bare(raw: Raw) -> int:
         done = 0
@@ -249,81 +281,254 @@ def process(bench: Bench) -> Iterator[Row]:
             done += raw.claim_and_complete_many(32)
         return done
 
-    with bench.place() as folder:
+    workers: dict[str, Callable[[Queue[Any]], int]] = {
+        "8": lambda queue: _work(queue, count, 8),
+        "1": lambda queue: _work(queue, count, 1),
+        "32": lambda queue: _work(queue, count, 32),
+        "many": lambda queue: _work(queue, count, 1, batch=100),
+    }
+    with bench.place() as folder, ExitStack() as stack:
         raw = Raw(folder / "raw.db", "relaxed")
-        ours = {number: Ours(folder / f"{number}.db", "relaxed") for number in (8, 1, 32)}
-        everyone: dict[str, Raw | Ours] = {
-            "raw": raw,
-            **{str(number): contestant for number, contestant in ours.items()},
+        stack.callback(raw.close)
+        turns = {RAW: Turn(lambda: work_bare(raw), before=lambda: raw.fill(count), calls=1)}
+        for name, work in workers.items():
+            it = Ours(folder / f"{name}.db", "relaxed")
+            stack.callback(it.close)
+            turns[name] = Turn(functools.partial(work, it.queue), before=functools.partial(it.fill, count), calls=1)
+        settings = {RAW: raw.settings()}
+        for peer in (LiteQueue, Honker):
+            if not peer.missing():
+                loop = peer(folder / f"{peer.module}.db", "relaxed")
+                stack.callback(loop.close)
+                loop.fill(1000)
+                turns[peer.name] = _claims(loop)
+                settings[peer.name] = loop.settings()
+        series = bench.take_turns(turns, turns=bench.rounds * 3)
+    for name, text in settings.items():
+        series[name].settings = text
+    peers = {name: it for name, it in series.items() if name not in workers}
+    for name in workers:
+        title = "process_many, no-ops, batches of 100" if name == "many" else f"process, no-ops, concurrency {name}"
+        rate = PROCESSED if name == "8" else None
+        yield compared(
+            "process", title, LEVELS["relaxed"], {**peers, name: series[name]}, base=RAW, ours=name, rate=rate
+        )
+
+
+def coroutines(bench: Bench) -> Iterator[Line]:
+    """No-op jobs through a worker with an async handler, beside one with threads."""
+    count, concurrency = bench.count(10_000), 100
+    base = f"{concurrency} threads"
+    with bench.place() as folder, ExitStack() as stack:
+        turns = {}
+        for name in (base, "async"):
+            it = Ours(folder / f"{name}.db", "relaxed")
+            stack.callback(it.close)
+            turns[name] = Turn(
+                functools.partial(_work, it.queue, count, concurrency, is_async=name == "async"),
+                before=functools.partial(it.fill, count),
+                calls=1,
+            )
+        series = bench.take_turns(turns)
+    title = f"process, async no-ops, concurrency {concurrency}"
+    yield compared("coroutines", title, LEVELS["relaxed"], series, base=base, ours="async")
+
+
+def children(bench: Bench) -> Iterator[Line]:
+    """Handlers in child processes beside handlers in threads: what the way there costs, and what it gets."""
+    for title, rounds, count in (("no-ops", 0, 2000), ("10 ms of computing", 200_000, 100)):
+        with bench.place() as folder, ExitStack() as stack:
+            turns = {}
+            for workers in ("threads", "processes"):
+                it: Ours = Ours(folder / f"{workers}.db", "relaxed")
+                stack.callback(it.close)  # And its worker.
+                it.queue.process(compute, workers=workers, concurrency=2)  # type: ignore[arg-type]
+                turns[workers] = Turn(functools.partial(_done, it.queue, [rounds] * bench.count(count)), calls=1)
+            series = bench.take_turns(turns, turns=bench.rounds)
+        yield compared(
+            "children",
+            f"process in 2 processes, {title}",
+            LEVELS["relaxed"],
+            series,
+            base="threads",
+            ours="processes",
+        )
+
+
+def compute(rounds: int) -> int:
+    """A handler that child processes import."""
+    total = 0
+    for number in range(rounds):
+        total += number * number
+    return total
+
+
+def _done(queue: Queue[Any], jobs: list[int]) -> int:
+    """Add them for a worker that runs already, and see them settled."""
+    queue.add_many(jobs)
+    while any(queue.stats()[:3]):
+        time.sleep(0.002)
+    return len(jobs)
+
+
+def growth(bench: Bench) -> Iterator[Line]:
+    """The file after many jobs have gone through it, a thousand pending at any time; and the largest log."""
+    count = bench.count(50_000)
+    kinds = [kind for kind in (Raw, Ours, LiteQueue, Honker) if not kind.missing()]
+    sizes: dict[str, dict[str, float]] = {}
+    failures = {}
+    for kind in kinds:
+        try:
+            with bench.place() as folder:
+                sizes[kind.name] = _grown(kind, folder / "jobs.db", count)
+        except Exception as error:  # noqa: BLE001 (a peer may raise anything)
+            failures[kind.name] = Entry(failure=told(error))
+    for key, title in (("file", f"file after {count:,} jobs, 1,000 pending"), ("wal", "... its largest log")):
+        mine = sizes.get(OURS, {}).get(key)
+        entries = {
+            name: Entry(text=f"{found[key]:.1f} MB", value=found[key], times=found[key] / mine if mine else None)
+            for name, found in sizes.items()
         }
-        series = bench.take_turns(
-            {
-                "raw": functools.partial(work_bare, raw),
-                **{
-                    str(number): functools.partial(work, contestant.queue, number)
-                    for number, contestant in ours.items()
-                },
-            },
-            before=lambda name: everyone[name].fill(count),
-        )
-        for contestant in everyone.values():
-            contestant.close()
-    for number in ours:
-        mine = series[str(number)]
-        yield Row(
-            work=f"process, no-op, concurrency {number}",
-            level=NAMES["relaxed"],
-            raw=f"{series['raw'].rate:,.0f}/s by 32",
-            ours=f"{mine.rate:,.0f}/s",
-            ratio=f"{mine.ratio_to(series['raw']):.2f}",
-            cpu=f"{series['raw'].cpu_us:.0f} / {mine.cpu_us:.0f}",
-            wanted=f"{PROCESSED:,}/s" if number == 8 else "",
-            reached=mine.rate >= PROCESSED if number == 8 else None,
-            figures={"raw": series["raw"], "litebroker": mine},
-        )
+        yield Line(work="growth", title=title, level=LEVELS["relaxed"], base=RAW, entries={**entries, **failures})
 
 
-def _compare(
-    bench: Bench, level: Level, run: Callable[[Contestant], int], *, pending: int = 0, refill: int = 0
-) -> dict[str, Series]:
-    """Run it on every contestant, each with a file of its own, in which so many jobs are pending."""
-    with bench.place() as folder:
-        contestants = {name: kind(folder / f"{name}.db", level) for name, kind in CONTESTANTS.items()}
-        for contestant in contestants.values():
-            contestant.fill(pending)
-        series = bench.take_turns(
-            {name: functools.partial(run, contestant) for name, contestant in contestants.items()},
-            before=lambda name: contestants[name].fill(refill),
-        )
-        for contestant in contestants.values():
-            contestant.close()
-    return series
+def _grown(kind: type[Contestant], path: Path, count: int) -> dict[str, float]:
+    it = kind(path, "relaxed")
+    it.fill(1000)
+    log = Path(f"{path}-wal")
+    largest = 0
+    for number in range(count):
+        it.add()
+        _settle(it)
+        if number % 100 == 0 and log.exists():
+            largest = max(largest, log.stat().st_size)
+    it.close()
+    return {"file": path.stat().st_size / 1e6, "wal": largest / 1e6}
 
 
-def _drain(contestant: Contestant, count: int) -> int:
-    for _ in range(count):
-        if not contestant.complete(contestant.claim()):
-            raise AssertionError("a lease was lost")
+def compare(
+    bench: Bench,
+    work: str,
+    title: str,
+    level: str,
+    turn: Callable[[Any], Turn],
+    *,
+    kinds: Kinds = ALL,
+    needs: str = "add",
+    size: int = 100,
+    pending: int = 0,
+    at_least: float | None = None,
+) -> Line:
+    """Have every contestant take turns that is there, has the verb, and can be compared at this level.
+
+    Each has a file of its own, in which so many jobs are pending.
+    """
+    settings, failures = {}, {}
+    with bench.place() as folder, ExitStack() as stack:
+        turns: dict[str, Turn] = {}
+        for number, kind in enumerate(kinds):
+            if kind.missing() or level not in kind.levels or not hasattr(kind, needs):
+                continue
+            try:
+                (folder / str(number)).mkdir()
+                it = kind(folder / str(number) / "jobs.db", level, size=size)  # type: ignore[arg-type]
+                stack.callback(it.close)
+                it.fill(pending)
+                turns[kind.name] = turn(it)
+                settings[kind.name] = it.settings()
+            except Exception as error:  # noqa: BLE001 (a peer may raise anything)
+                failures[kind.name] = told(error)
+        series = bench.take_turns(turns)
+    for name, found in settings.items():
+        if name in series:
+            series[name].settings = found
+    for name, failure in failures.items():
+        series[name] = Series()
+        series[name].failure = failure
+    return compared(work, title, LEVELS[level], series, at_least=at_least)
+
+
+def _one(operation: Callable[[], object]) -> int:
+    operation()
+    return 1
+
+
+def _settle(it: Contestant) -> int:
+    if not it.complete(it.claim()):
+        raise AssertionError("a lease was lost")
+    return 1
+
+
+def _claims(it: Contestant, refill: Callable[[int], object] | None = None) -> Turn:
+    """Claims and completions, half of a thousand at most; what they took is filled up again before the next turn."""
+    taken = 0
+    refill = it.fill if refill is None else refill
+
+    def before() -> None:
+        nonlocal taken
+        if taken:
+            refill(taken)
+            taken = 0
+
+    def once() -> int:
+        nonlocal taken
+        taken += 1
+        return _settle(it)
+
+    return Turn(once, before=before, calls=500)
+
+
+def _work(queue: Queue[Any], count: int, concurrency: int, *, is_async: bool = False, batch: int | None = None) -> int:
+    """Run a worker until so many no-ops are settled."""
+    ended = threading.Event()
+    left = itertools.count(count - 1, -1)
+
+    def called(_data: object) -> None:
+        if next(left) == 0:
+            ended.set()
+
+    async def awaited(_data: object) -> None:
+        called(_data)
+
+    def together(data: list[object]) -> None:
+        for it in data:
+            called(it)
+
+    if batch is not None:
+        worker = queue.process_many(together, batch=batch, concurrency=concurrency)
+    else:
+        worker = queue.process(awaited if is_async else called, concurrency=concurrency)
+    if not ended.wait(60):
+        raise TimeoutError(f"the worker has not done {count} jobs in a minute")
+    worker.close()
     return count
 
 
-def _add_from_threads(queue: Queue[Any], number: int, each: int) -> int:
-    def work() -> None:
-        for _ in range(each):
-            queue.add(PAYLOAD)
+def _together(operations: Sequence[Callable[[], object]], each: int) -> int:
+    """Every operation so often, each in a thread of its own."""
 
-    workers = [threading.Thread(target=work) for _ in range(number)]
+    def work(operation: Callable[[], object]) -> None:
+        for _ in range(each):
+            operation()
+
+    workers = [threading.Thread(target=work, args=(operation,)) for operation in operations]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    return number * each
+    return each * len(operations)
+
+
+def _add_from_threads(queue: Queue[Any], number: int, each: int) -> int:
+    return _together([functools.partial(queue.add, payload(100))] * number, each)
 
 
 def _add_from_tasks(queue: Queue[Any], number: int, each: int) -> int:
+    data = payload(100)
+
     async def work(queue: AsyncQueue[Any]) -> None:
         for _ in range(each):
-            await queue.add(PAYLOAD)
+            await queue.add(data)
 
     async def main() -> None:
         async with AsyncQueue(queue) as awaited:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tests.benchmarks.measuring import Bench, Row
+from tests.benchmarks.measuring import Bench, Line, figure
 
 from litebroker import JobSpec
 from litebroker.cli.app import run
@@ -20,9 +20,9 @@ QUEUES = 10
 STATS_MS, PAGE_MS, WHY_MS, CARRIED = 200, 50, 100, 50_000
 
 
-def tools(bench: Bench) -> Iterator[Row]:
+def tools(bench: Bench) -> Iterator[Line]:
     """Looks at a million jobs in ten queues; and all of them exported, and imported elsewhere."""
-    count = bench.rows(1_000_000)
+    count = bench.count(1_000_000)
     with bench.place() as folder:
         file = folder / "jobs.db"
         job_id = _fill(file, count)
@@ -79,23 +79,16 @@ def _call(function: Callable[[], int]) -> tuple[float, int]:
     return (time.perf_counter() - began) * 1000, status
 
 
-def _row(work: str, median_ms: float, most_ms: float, wanted_ms: float) -> Row:
-    return Row(
-        work=work,
-        level="",
-        ours=f"{median_ms:.0f} ms, {most_ms:.0f} at most",
-        wanted=f"{wanted_ms} ms",
+def _row(work: str, median_ms: float, most_ms: float, wanted_ms: float) -> Line:
+    return figure(
+        "tools",
+        work,
+        f"{median_ms:.0f} ms, {most_ms:.0f} at most",
+        median_ms,
+        wanted=f"{wanted_ms:g} ms",
         reached=median_ms <= wanted_ms,
-        figures={"median_ms": median_ms, "most_ms": most_ms},
     )
 
 
-def _rate(work: str, rate: float) -> Row:
-    return Row(
-        work=work,
-        level="",
-        ours=f"{rate:,.0f}/s",
-        wanted=f"{CARRIED:,}/s",
-        reached=rate >= CARRIED,
-        figures={"rate": rate},
-    )
+def _rate(work: str, rate: float) -> Line:
+    return figure("tools", work, f"{rate:,.0f}/s", rate, wanted=f"{CARRIED:,}/s", reached=rate >= CARRIED)
