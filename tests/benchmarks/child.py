@@ -64,7 +64,8 @@ def produce(kind: str, path: str, level: Any, count: int) -> dict[str, Any]:
     cpu = time.process_time()
     for _ in range(count):
         contestant.add()
-    return {"cpu": time.process_time() - cpu, "done": count, "last": time.monotonic()}
+    cpu, last = time.process_time() - cpu, time.monotonic()
+    return {"cpu": cpu, "done": count, "last": last, "settings": contestant.settings()}
 
 
 def consume(kind: str, path: str, level: Any) -> dict[str, Any]:
@@ -126,7 +127,8 @@ def write(kind: str, path: str, level: Any, seconds: float) -> dict[str, Any]:
         if job is not None:
             timed(contestant.complete, job)
     waits.sort()
-    return {"done": len(waits), "longest": waits[-1], "p99": waits[len(waits) * 99 // 100]}
+    p99 = waits[len(waits) * 99 // 100]
+    return {"done": len(waits), "longest": waits[-1], "p99": p99, "settings": contestant.settings()}
 
 
 def drain(path: str, count: int, concurrency: int) -> dict[str, Any]:

@@ -285,8 +285,8 @@ class LiteQueue(Peer):
     acknowledges = "it stays locked until somebody calls retry"
 
     def __init__(self, path: Path, level: Level, *, size: int = 100) -> None:
-        with connections_made() as self.connections:
-            self._queue = importlib.import_module(self.module).LiteQueue(path, timeout=60)
+        self._queue = importlib.import_module(self.module).LiteQueue(path, timeout=60)
+        self.connections = [self._queue.conn]
         self._payload = payload(size)
         self._done = 0
 
@@ -300,10 +300,13 @@ class LiteQueue(Peer):
 
     def claim(self) -> Any:
         message = self._queue.pop()
-        return None if message is None else (message.message_id, json.loads(message.data))
+        return None if message is None else (message, json.loads(message.data))
 
     def complete(self, job: Any) -> bool:
-        self._queue.done(job[0])
+        message = job[0]
+        # Its later releases number the claims.
+        claim = {"claim_id": message.claim_id} if hasattr(message, "claim_id") else {}
+        self._queue.done(message.message_id, **claim)
         self._done += 1
         if self._done % TIDY == 0:
             self._queue.prune()
@@ -358,7 +361,7 @@ class PersistQueue(Peer):
 class HueyStorage(Peer):
     """`huey.storage.SqliteStorage`: what `SqliteHuey` keeps its tasks in. A task is gone when it is read."""
 
-    name = "huey's SqliteStorage"
+    name = "huey, at most once"
     package = module = "huey"
     levels = ("full",)
     acknowledges = "it is lost: at most once"

@@ -108,7 +108,7 @@ STYLE = """
   .soft { fill: #59636e } .ours { fill: #2563eb } .base { fill: #8b949e } .peer { fill: #c3c9d0 }
   @media (prefers-color-scheme: dark) {
     .back { fill: #0d1117 } text { fill: #e6edf3 }
-    .soft { fill: #9198a1 } .ours { fill: #60a5fa } .base { fill: #6e7681 } .peer { fill: #3d444d }
+    .soft { fill: #9198a1 } .ours { fill: #60a5fa } .base { fill: #8b949e } .peer { fill: #57606a }
   }
 """
 

@@ -115,7 +115,8 @@ def processes(bench: Bench) -> Iterator[Line]:
                 try:
                     with bench.place() as folder:
                         path = str(folder / "jobs.db")
-                        series[name].append(_share(name, path, level, number, bench.count(each)))
+                        figures, series[name].settings = _share(name, path, level, number, bench.count(each))
+                        series[name].append(figures)
                 except Exception as error:  # noqa: BLE001 (a peer may raise anything)
                     series[name].failure = told(error)
         title = f"{number} processes add, {number} claim + complete"
@@ -131,7 +132,8 @@ def _sharing(level: Level) -> list[type[Contestant]]:
     return [it for it in ALL if it.shared and it is not OursBelow and level in it.levels and not it.missing()]
 
 
-def _share(name: str, path: str, level: Level, number: int, count: int) -> Sample:
+def _share(name: str, path: str, level: Level, number: int, count: int) -> tuple[Sample, str]:
+    """What they did together, and the settings found."""
     with ExitStack() as stack:
         kind = OURS if name == WORKER else name
         producers = [
@@ -158,7 +160,8 @@ def _share(name: str, path: str, level: Level, number: int, count: int) -> Sampl
     if total != number * count:
         raise AssertionError(f"{number * count} were added, and {total} done")
     seconds = max(found["last"] for found in done) - began
-    return Sample(total / seconds, sum(found["cpu"] for found in (*added, *done)) / total * 1e6)
+    cpu_us = sum(found["cpu"] for found in (*added, *done)) / total * 1e6
+    return Sample(total / seconds, cpu_us), added[0]["settings"]
 
 
 def _wait_until_empty(path: str) -> None:
@@ -218,9 +221,10 @@ def writers(bench: Bench) -> Iterator[Line]:
     kinds = _sharing("relaxed")
     found: dict[str, dict[str, float]] = {}
     failures: dict[str, Entry] = {}
+    settings: dict[str, str] = {}
     for kind in kinds:
         try:
-            found[kind.name] = _written(bench, kind, seconds)
+            found[kind.name], settings[kind.name] = _written(bench, kind, seconds)
         except Exception as error:  # noqa: BLE001 (a peer may raise anything)
             failures[kind.name] = Entry(failure=told(error))
     ours = found.get(OURS, dict.fromkeys(("rate", "longest_ms", "p99_ms", "fairness", "wal_mb"), float("nan")))
@@ -231,7 +235,9 @@ def writers(bench: Bench) -> Iterator[Line]:
         ("... slowest of fastest", "fairness", "{:.2f}", f"{FAIRNESS:g}", ours["fairness"] >= FAIRNESS),
         ("... largest WAL", "wal_mb", "{:,.1f} MB", f"{WAL_MB} MB", ours["wal_mb"] < WAL_MB),
     ):
-        entries = {name: Entry(text=form.format(it[key]), value=it[key]) for name, it in found.items()}
+        entries = {
+            name: Entry(text=form.format(it[key]), value=it[key], settings=settings[name]) for name, it in found.items()
+        }
         yield Line(
             work="writers",
             title=title,
@@ -243,7 +249,7 @@ def writers(bench: Bench) -> Iterator[Line]:
         )
 
 
-def _written(bench: Bench, kind: type[Contestant], seconds: float) -> dict[str, float]:
+def _written(bench: Bench, kind: type[Contestant], seconds: float) -> tuple[dict[str, float], str]:
     with bench.place() as folder, ExitStack() as stack:
         path, log = folder / "jobs.db", folder / "jobs.db-wal"
         children = [
@@ -258,13 +264,14 @@ def _written(bench: Bench, kind: type[Contestant], seconds: float) -> dict[str, 
             time.sleep(0.02)
         results = [child.result() for child in children]
     rates = [result["done"] / seconds for result in results]
-    return {
+    found = {
         "rate": sum(rates),
         "longest_ms": max(result["longest"] for result in results) * 1000,
         "p99_ms": max(result["p99"] for result in results) * 1000,
         "fairness": min(rates) / max(rates),
         "wal_mb": wal / 1e6,
     }
+    return found, results[0]["settings"]
 
 
 def memory(bench: Bench) -> Iterator[Line]:
