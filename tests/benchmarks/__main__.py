@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 bench = _bench(Path(folder), options.rounds, quick=options.quick)
                 where = surroundings(bench)
                 _print(where)
-                for line in measure(bench, options.works):
+                there = [name for name in options.works if name not in absent()]
+                for line in measure(bench, there):
                     lines = merged(lines, [line])
         except KeyboardInterrupt:
             print("interrupted: what was measured so far is kept", file=sys.stderr)
@@ -161,6 +162,11 @@ def merged(lines: Sequence[Line], more: Sequence[Line]) -> list[Line]:
     return list(by_name.values())
 
 
+def absent() -> list[str]:
+    """The frameworks that are not installed."""
+    return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None]
+
+
 def _end_children() -> None:
     """Those whose start was interrupted, so that nobody knows of them. Where there is no /proc, they are left."""
     for file in Path("/proc/self/task").glob("*/children"):
@@ -189,9 +195,8 @@ def _print(where: dict[str, str]) -> None:
         missing["dramatiq-sqlite"] = "--group benchmarks"
     for package, how in missing.items():
         print(f"left out, since it is not installed: {package} (pip install {how})")
-    absent = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None]
-    if absent:
-        print(f"left out, since they are not installed: {', '.join(absent)} (pip install -e '.[{','.join(absent)}]')")
+    for name in absent():
+        print(f"left out, since it is not installed: {name} (pip install -e '.[{name}]')")
     if shutil.which("redis-server") is None:
         print("left out, since there is no redis-server on PATH: Redis (apt install redis-server)")
 

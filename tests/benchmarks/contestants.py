@@ -434,6 +434,11 @@ class Honker(Contestant):
 PEERS: Sequence[type[Contestant]] = (LiteQueue, PersistQueue, HueyStorage, Honker)
 ALL: Sequence[type[Contestant]] = (Raw, Ours, OursBelow, *PEERS)
 CONTESTANTS = {kind.name: kind for kind in ALL}
+# What happens to a job whose worker is killed; the last two are under frameworks.
+WHEN_KILLED = {kind.name: kind.acknowledges for kind in ALL} | {
+    "dramatiq-sqlite": "it stays marked as consumed",
+    "SqliteHuey": HueyStorage.acknowledges,
+}
 
 _PRAGMAS = ("journal_mode", "synchronous")
 _SYNC_NAMES = ("OFF", "NORMAL", "FULL", "EXTRA")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
-from tests.benchmarks.contestants import CONTESTANTS, OursBelow
+from tests.benchmarks.contestants import WHEN_KILLED, OursBelow
 from tests.benchmarks.measuring import OURS, Line
 
 BEGIN, END = "<!-- Made by `python -m tests.benchmarks --docs`: begin -->", "<!-- end -->"
@@ -68,10 +68,7 @@ def took_part(lines: Sequence[Line]) -> str:
         for name, entry in line.entries.items():
             if entry.settings and entry.settings not in settings.setdefault(name, []):
                 settings[name].append(entry.settings)
-    rows = []
-    for name, found in settings.items():
-        kind = CONTESTANTS.get(name)
-        rows.append((name, "; ".join(found), "" if kind is None else kind.acknowledges))
+    rows = [(name, "; ".join(found), WHEN_KILLED.get(name, "")) for name, found in settings.items()]
     if not rows:
         return ""
     return _table(("who", "journal mode / synchronous, as found", "a job whose worker is killed"), rows)
