@@ -15,6 +15,17 @@ from litebroker_rq.database import join, split
 
 _MAX_CONNECTIONS = 2**31
 
+# How many forks lie between the first process and this one: cheaper to compare than to ask for the process' number.
+_generation = 0
+
+
+def _count_fork() -> None:
+    global _generation  # noqa: PLW0603 - of the process
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 
 class ConnectionPool(redis.ConnectionPool):
     """A pool of connections to a file.
@@ -40,11 +51,13 @@ class ConnectionPool(redis.ConnectionPool):
         # After a fork another thread of the parent may have held the lock, and redis-py 8 waits for it for ever.
         self._lock = threading.RLock()
         super().reset()
+        self._generation = _generation
 
     # redis-py's, without its metrics, and without a look whether the server still answers.
 
     def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> Any:
-        self._checkpid()
+        if self._generation != _generation:
+            self._checkpid()
         with self._lock:
             connection: Any = (
                 self._available_connections.pop() if self._available_connections else self.make_connection()
@@ -59,7 +72,8 @@ class ConnectionPool(redis.ConnectionPool):
         return connection
 
     def release(self, connection: Any) -> None:
-        self._checkpid()
+        if self._generation != _generation:
+            self._checkpid()
         with self._lock:
             if connection in self._in_use_connections:
                 self._in_use_connections.remove(connection)
@@ -156,8 +170,7 @@ class SQLiteConnection(redis.Redis):
             return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         decode = None if options.pop("NEVER_DECODE", False) else connection.decoder
         try:
-            connection.send_command(*args)
-            reply: Any = connection.read_response(disable_decoding=True)
+            reply: Any = connection.answer(args)
         except redis.ResponseError:
             if "EMPTY_RESPONSE" in options:
                 return options["EMPTY_RESPONSE"]

@@ -7,6 +7,7 @@ redis-py sends as MULTI ... EXEC, is one transaction.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import os
@@ -25,7 +26,7 @@ from litebroker import LitebrokerError, StorageError
 from litebroker_rq import clients, commands, messages, reaper, schedulers
 from litebroker_rq.commands import streams
 from litebroker_rq.database import Database, opened
-from litebroker_rq.keyspace import COMMANDS, OK, Reply, Session, Status, WouldWriteError, to_float
+from litebroker_rq.keyspace import COMMANDS, OK, Reply, Session, Status, TooBriefError, WouldWriteError, to_float
 from litebroker_rq.naming import is_queue, is_worker
 
 if TYPE_CHECKING:
@@ -172,6 +173,18 @@ class SQLiteFileConnection(AbstractConnection):
 
     # Commands
 
+    def answer(self, args: Sequence[Any]) -> Reply:
+        """Run a command that has one reply.
+
+        Raises:
+            RedisError: As redis-py would raise it on reading the reply.
+        """
+        self._send([args])
+        reply = self._replies.popleft()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
     def _send(self, commands: Iterable[Sequence[Any]]) -> None:
         self.connect()
         encode = self.encoder.encode
@@ -244,9 +257,12 @@ class SQLiteFileConnection(AbstractConnection):
         self._unwatch([])
 
     def _watch(self, keys: list[bytes]) -> None:
-        with self._db.reading() as session:
-            for key in keys:
-                self._watched.setdefault(key, session.stored_version(key))
+        if len(keys) == 1 and not self._db.in_transaction():
+            self._watched.setdefault(keys[0], self._db.brief().stored_version(keys[0]))
+        else:
+            with self._db.reading() as session:
+                for key in keys:
+                    self._watched.setdefault(key, session.stored_version(key))
         self._replies.append(OK)
 
     def _unwatch(self, _: list[bytes]) -> None:
@@ -288,11 +304,15 @@ class SQLiteFileConnection(AbstractConnection):
 
     def _single(self, args: list[bytes]) -> Reply:
         _entry(args)
-        if args[0] in {b"EXISTS", b"HEXISTS"} and is_worker(args[1]):
-            reaper.bury_dead(self._db)
-        if args[0] in _POPS:
-            self._db.storage.recover([])  # a dead process' claims; at most twice a second it looks
+        name = args[0]
+        database = self._db
+        if name in _POPS:
+            database.storage.recover([])  # a dead process' claims; at most twice a second it looks
+        elif name in {b"EXISTS", b"HEXISTS"} and is_worker(args[1]):
+            reaper.bury_dead(database)
         (reply,) = self._execute([args], {}) or [None]
+        if name in _POPS:
+            database.pops = 0 if reply is None else database.pops + 1
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -300,25 +320,32 @@ class SQLiteFileConnection(AbstractConnection):
     def _execute(self, batch: list[list[bytes]], watched: dict[bytes, int]) -> list[Reply] | None:
         """Run the commands as one transaction. None when a watched key has changed."""
         database = self._db
-        entries = [COMMANDS[args[0]] for args in batch]
-        if not watched and not database.in_transaction():
+        free = not watched and not database.in_transaction()
+        if free:
             kept = database.heartbeats.keep(batch, database.storage.clock.now_ms())
             if kept is not None:
                 reads = [args for args, reply in zip(batch, kept, strict=True) if reply is None]
                 answers = iter(self._execute(reads, {}) or [] if reads else [])
                 return [next(answers) if reply is None else reply for reply in kept]
-        if all(not entry.writes or entry.often_idle for entry in entries):
+        keys = _keys(batch)
+        popping = len(batch) == 1 and batch[0][0] in _POPS
+        # Where two pops have found something, the next need not look first whether it is worth a write transaction.
+        if all(COMMANDS[args[0]].reads for args in batch) and not (popping and database.pops > 1):
             if database.heartbeats.pending and database.heartbeats.concern(batch):
                 database.write_heartbeats()
             try:
+                if free and len(batch) == 1 and COMMANDS[batch[0][0]].brief:
+                    with contextlib.suppress(TooBriefError):
+                        return _run_all(database.brief(), batch)
                 with database.reading() as session:
                     if not _unchanged(session, watched):
                         return None
+                    session.prefetch(keys)
                     return _run_all(session, batch)
             except WouldWriteError:
                 pass
         lasting = any(len(args) > _JOB_FIELDS and args[0] in _SAVING for args in batch)
-        with database.writing(lasting=lasting) as session:
+        with database.writing(keys=keys, lasting=lasting, popping=popping) as session:
             if not _unchanged(session, watched):
                 return None
             return _run_all(session, batch)
@@ -445,7 +472,7 @@ class SQLiteFileConnection(AbstractConnection):
 # A command of these with so many words saves a whole job: it must be on disk before enqueue returns.
 _JOB_FIELDS = 20
 _SCRIPTS = {b"EVAL", b"EVALSHA", b"SCRIPT"}
-_FEW = 3  # commands whose keys are read one by one
+_MOVES = {b"LMOVE", b"BLMOVE", b"RPOPLPUSH", b"BRPOPLPUSH"}
 _SAVING = {b"HSET", b"HMSET", b"EVAL", b"EVALSHA"}
 
 _Own = Callable[[SQLiteFileConnection, "list[bytes]"], None]
@@ -540,6 +567,14 @@ def _entry(args: list[bytes]) -> None:
         raise ResponseError(message)
 
 
+def _keys(batch: list[list[bytes]]) -> list[bytes]:
+    """The keys that the commands are about, as far as can be told before they run."""
+    keys = [args[1] for args in batch if len(args) > 1 and args[0] not in _SCRIPTS]
+    if len(batch) == 1 and batch[0][0] in _MOVES:
+        keys.append(batch[0][2])
+    return keys
+
+
 def _unchanged(session: Session, watched: dict[bytes, int]) -> bool:
     return all(session.stored_version(key) == version for key, version in watched.items())
 
@@ -547,8 +582,6 @@ def _unchanged(session: Session, watched: dict[bytes, int]) -> bool:
 def _run_all(session: Session, batch: list[list[bytes]]) -> list[Reply]:
     """Run the commands; what one of them refuses is its reply, and the others run."""
     session.batch = len(batch) > 1
-    if len(batch) > _FEW:
-        session.prefetch(args[1] for args in batch if len(args) > 1 and args[0] not in _SCRIPTS)
     late = schedulers.late(session, batch) if session.batch and session.writing else {}
     replies: list[Reply] = []
     for position, args in enumerate(batch):

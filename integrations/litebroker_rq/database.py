@@ -7,11 +7,12 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from litebroker import SQLiteStorage, open_storage
-from litebroker_rq.heartbeats import Heartbeats
-from litebroker_rq.keyspace import Session
+from litebroker_rq.heartbeats import Heartbeats, Kept
+from litebroker_rq.keyspace import Session, TooBriefError
 from litebroker_rq.leases import Leases
 from litebroker_rq.scripting import Scripts
 
@@ -29,6 +30,7 @@ class Database:
         leases: The claims of this file's RQ queues.
         scripts: The Lua scripts that this process was given.
         heartbeats: What of this process' worker is kept back for the next write.
+        pops: How many pops in a row have found something.
     """
 
     def __init__(self, url: str) -> None:
@@ -44,6 +46,7 @@ class Database:
         self.leases = Leases(lease_ms)
         self.scripts = Scripts()
         self.heartbeats = Heartbeats()
+        self.pops = 0
         self._local = threading.local()
         self._known_queues: set[str] = set()
         self._known_keys: set[bytes] = set()
@@ -60,28 +63,44 @@ class Database:
         with self.storage.snapshot() as transaction:
             yield Session(self, transaction, writing=False)
 
+    def brief(self) -> Session:
+        """A reading session of one statement, which is of one moment by itself; the next raises `TooBriefError`.
+
+        No write transaction may be open.
+        """
+        return Session(self, _OneStatement(self.storage), writing=False)
+
     @contextlib.contextmanager
-    def writing(self, *, lasting: bool = False) -> Iterator[Session]:
+    def writing(self, *, keys: Sequence[bytes] = (), lasting: bool = False, popping: bool = False) -> Iterator[Session]:
         """A write transaction, or the one that this thread has open.
 
         Args:
+            keys: What it is going to look at.
             lasting: Its loss in a power cut would be a loss, so that it has to be on disk when this returns; unless the
                 file was opened as "relaxed". What adds jobs to a queue lasts by itself.
+            popping: It only takes a job, and more is written when that starts, or nothing came: what is kept back can
+                wait for that.
         """
         session: Session | None = getattr(self._local, "session", None)
         if session is not None:
             yield session
             return
-        with self.storage.transaction(durable=True if lasting and not self._relaxed else None) as transaction:
-            session = Session(self, transaction, writing=True)
-            self._local.session = session
-            try:
-                self.heartbeats.write(session)
-                yield session
-                self._purge(session)
-                session.end()
-            finally:
-                self._local.session = None
+        kept = Kept() if popping and not self.heartbeats.overdue else self.heartbeats.take()
+        try:
+            with self.storage.transaction(durable=True if lasting and not self._relaxed else None) as transaction:
+                session = Session(self, transaction, writing=True)
+                self._local.session = session
+                try:
+                    session.prefetch([*kept.keys(), *keys])
+                    kept.write(session, self.heartbeats.key)
+                    yield session
+                    self._purge(session)
+                    session.end()
+                finally:
+                    self._local.session = None
+        except BaseException:
+            self.heartbeats.give_back(kept)
+            raise
         if self._new_queues:
             # The storage remembers a queue's id when it is asked outside a transaction.
             while self._new_queues:
@@ -115,6 +134,20 @@ class Database:
                 pass
 
 
+class _OneStatement:
+    """What a brief session runs on."""
+
+    def __init__(self, storage: SQLiteStorage) -> None:
+        self._storage = storage
+        self._used = False
+
+    def execute(self, sql: str, params: Sequence[Any] = (), /) -> list[tuple[Any, ...]]:
+        if self._used:
+            raise TooBriefError
+        self._used = True
+        return self._storage.execute(sql, params)
+
+
 _databases: dict[tuple[str, str], Database] = {}
 _databases_lock = threading.RLock()
 
@@ -141,6 +174,8 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     global _databases_lock  # noqa: PLW0603 - another thread may have held it
     _databases_lock = threading.RLock()
+    for database in _databases.values():
+        database.heartbeats.start_anew()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

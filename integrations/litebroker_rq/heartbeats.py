@@ -1,109 +1,199 @@
-"""A worker's own heartbeat, state and expiry, and its job's heartbeat: kept back until its process writes more.
+"""What a process keeps back until it writes more.
 
-RQ sends a dozen of them for each job, each a command of its own, and each would be a write transaction. Nobody
-misses them in the meantime: they are written with the next write transaction of the process, before it waits for a
-job, before it forks, and before it reads them itself; and when half a second has passed, at the next one.
+* A worker's own heartbeat, state and expiry, and its job's heartbeat. RQ sends a dozen of them for each job, each a
+  command of its own, and each would be a write transaction.
+* The execution that a worker registers for a job before it starts that itself, as a SimpleWorker does. It is of use
+  once the job has started, which the same process writes next; until then the claim protects the job (leases.py).
+* That a queue belongs to the set of queues, which RQ says before each job, where it was in the set at the last look.
+
+Nobody misses them in the meantime: they are written with the next write transaction of the process, before what that
+writes; before it waits for a job, before it forks, and before it reads them itself; and when half a second has passed,
+at the next command that could be kept back.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
+from redis.exceptions import ResponseError
+
 from litebroker_rq.keyspace import COMMANDS, Reply, to_int
-from litebroker_rq.naming import is_job
+from litebroker_rq.naming import is_execution, is_job, is_queues, is_started
 
 if TYPE_CHECKING:
     from litebroker_rq.keyspace import Session
 
 _LONGEST_S = 0.5
+_MOMENT_MS = 1000
+_OF_ALL_KEYS = {b"KEYS", b"SCAN", b"DBSIZE"}
 
-_Command = Literal["fields", "expiry", "read", "other"]
+_Command = Literal["fields", "expiry", "execution", "queue", "read", "other"]
+
+
+class Kept:
+    """What is kept back at one time.
+
+    Attributes:
+        commands: Those that are run as they came.
+        fields: What is to be set in hashes.
+        since: When the first of it came, on the monotonic clock; None when there is nothing.
+    """
+
+    def __init__(self) -> None:
+        self.commands: list[list[bytes]] = []
+        self.fields: dict[bytes, dict[bytes, bytes]] = {}
+        self.expire_at_ms: dict[bytes, int] = {}
+        self.since: float | None = None
+
+    def keys(self) -> list[bytes]:
+        """What is going to be written to, the sets of queues aside: they are as they should be."""
+        return [*(args[1] for args in self.commands if not is_queues(args[1])), *self.fields, *self.expire_at_ms]
+
+    def before(self, later: Kept) -> Kept:
+        """This, and what came later."""
+        self.commands += later.commands
+        for key, fields in later.fields.items():
+            self.fields.setdefault(key, {}).update(fields)
+        self.expire_at_ms.update(later.expire_at_ms)
+        self.since = self.since or later.since
+        return self
+
+    def write(self, session: Session, worker: bytes | None) -> None:
+        """Write it, in this transaction. Of hashes that are gone, only the worker's is made anew."""
+        for args in self.commands:
+            with suppress(ResponseError):  # the key holds another kind of value by now
+                COMMANDS[args[0]].run(session, args[1:])
+        for key, changed in self.fields.items():
+            if key == worker or session.find(key) is not None:
+                COMMANDS[b"HSET"].run(session, [key, *(item for pair in changed.items() for item in pair)])
+        for name, at_ms in self.expire_at_ms.items():
+            row = session.find(name)
+            # RQ means minutes: a moment more is not worth a write.
+            if row is not None and not 0 <= at_ms - (row.expires_at_ms or 0) < _MOMENT_MS:
+                session.expire(row, at_ms)
 
 
 class Heartbeats:
-    """What is kept back, of the worker that this process is."""
+    """What this process keeps back, and for which worker.
+
+    Attributes:
+        key: The worker's that this process is, or is a work horse of.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may come in on top
-        self._key: bytes | None = None  # of the worker that this process is, or is a work horse of
+        self.key: bytes | None = None
         self._executions = b""
-        self._pid = 0
-        self._fields: dict[bytes, dict[bytes, bytes]] = {}
-        self._expire_at_ms: dict[bytes, int] = {}
-        self._since: float | None = None
+        self._performs = False  # it starts its jobs itself, instead of having another process do so
+        self._queues: set[tuple[bytes, bytes]] = set()  # sets of queues, and what was in them
+        self._kept = Kept()
 
     def own(self, key: bytes) -> None:
         """This process is the worker of this key."""
         with self._lock:
-            self._key, self._executions, self._pid = key, key + b":executions", os.getpid()
+            self.key, self._executions, self._performs = key, key + b":executions", False
 
-    def _start_anew(self) -> None:
+    def start_anew(self) -> None:
+        """In a child process, such as a work horse: what is kept back is its parent's."""
         self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self._fields, self._expire_at_ms, self._since = {}, {}, None
+        self._performs = False
+        self._kept = Kept()
+
+    def has_started(self, worker: object) -> None:
+        """This process has started a job, as the worker of this name."""
+        name = worker.encode("latin-1") if isinstance(worker, str) else b""
+        self._performs = self.key is not None and bool(name) and self.key.endswith(b":" + name)
+
+    def has_seen(self, key: bytes, member: bytes) -> None:
+        """This is in the set."""
+        if is_queues(key):
+            self._queues.add((key, member))
 
     @property
     def pending(self) -> bool:
-        return self._since is not None and self._pid == os.getpid()
+        return self._kept.since is not None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has been kept back for long enough."""
+        return self._kept.since is not None and time.monotonic() - self._kept.since > _LONGEST_S
 
     def concern(self, commands: list[list[bytes]]) -> bool:
         """Whether one of the commands is about what is kept back."""
-        kept = {*self._fields, *self._expire_at_ms}
-        return any(not kept.isdisjoint(args) for args in commands)
+        kept = {*self._kept.keys(), *(args[1] for args in self._kept.commands)}
+        return any(not kept.isdisjoint(args) or args[0] in _OF_ALL_KEYS for args in commands)
 
     def keep(self, commands: list[list[bytes]], now_ms: int) -> list[Reply | None] | None:
         """Keep back what can be; a reply for each command that was, None for those that only read.
 
         None when the commands must run now.
         """
-        if self._key is None:
+        if self.key is None and not self._queues:
             return None
-        if self._pid != os.getpid():  # a work horse, which goes on from nothing: its parent has written what it had
-            self._start_anew()
-        kinds = [self._kind(args) for args in commands]
-        if "other" in kinds or not {"fields", "expiry"} & set(kinds):
-            return None
+        if self._is_known_queue(commands):
+            kinds: list[_Command] = ["queue"]
+        else:
+            execution = self._performs and self._is_execution(commands)
+            kinds = [self._kind(args, "execution" if execution else "other") for args in commands]
+            if "other" in kinds or not {"fields", "expiry"} & set(kinds):
+                return None
         with self._lock:
-            now = time.monotonic()
-            if self._since is not None and now - self._since > _LONGEST_S:
+            kept = self._kept
+            if self.overdue:
                 return None
             for args, kind in zip(commands, kinds, strict=True):
                 if kind == "fields":
-                    self._fields.setdefault(args[1], {}).update(zip(args[2::2], args[3::2], strict=True))
+                    kept.fields.setdefault(args[1], {}).update(zip(args[2::2], args[3::2], strict=True))
                 elif kind == "expiry":
-                    self._expire_at_ms[args[1]] = now_ms + to_int(args[2]) * 1000
-            self._since = self._since or now
-        answers: dict[_Command, Reply | None] = {"fields": 0, "expiry": 1, "read": None}
+                    kept.expire_at_ms[args[1]] = now_ms + to_int(args[2]) * 1000
+                elif kind != "read":
+                    kept.commands.append(args)
+            kept.since = kept.since or time.monotonic()
+        answers: dict[_Command, Reply | None] = {"fields": 0, "expiry": 1, "execution": 1, "queue": 0, "read": None}
         return [answers[kind] for kind in kinds]
 
-    def _kind(self, args: list[bytes]) -> _Command:
+    def _is_known_queue(self, commands: list[list[bytes]]) -> bool:
+        if len(commands) != 1:
+            return False
+        args = commands[0]
+        return args[0] == b"SADD" and len(args) == 3 and (args[1], args[2]) in self._queues  # noqa: PLR2004
+
+    def _is_execution(self, commands: list[list[bytes]]) -> bool:
+        """Whether they register the execution of a job, and do nothing else."""
+        return any(is_started(args[1]) for args in commands if len(args) > 1) and all(map(self._registers, commands))
+
+    def _registers(self, args: list[bytes]) -> bool:
+        name, key = args[:2]
+        if key == self.key:
+            return name == b"HSET" and b"birth" not in args
+        if key == self._executions:
+            return name in {b"SADD", b"EXPIRE"}
+        if name == b"ZADD":
+            return len(args) == 4 and (is_started(key) or is_execution(key))  # noqa: PLR2004 - it has no option
+        return name in {b"HSET", b"EXPIRE"} and is_execution(key)
+
+    def _kind(self, args: list[bytes], otherwise: Literal["execution", "other"]) -> _Command:
         if args[0] == b"HSET" and len(args) % 2 == 0:
-            mine = args[1] == self._key and b"birth" not in args
+            mine = args[1] == self.key and b"birth" not in args
             beat = len(args) == 4 and args[2] == b"last_heartbeat" and is_job(args[1])  # noqa: PLR2004
-            return "fields" if mine or beat else "other"
-        if args[0] == b"EXPIRE" and args[1] in {self._key, self._executions} and len(args) == 3:  # noqa: PLR2004
+            return "fields" if mine or beat else otherwise
+        if args[0] == b"EXPIRE" and args[1] in {self.key, self._executions} and len(args) == 3:  # noqa: PLR2004
             return "expiry"
         entry = COMMANDS.get(args[0])
         if entry is None or entry.writes or self.concern([args]):
-            return "other"
+            return otherwise
         return "read"
 
-    def write(self, session: Session) -> None:
-        """Write what is kept back, in this transaction."""
-        if not self.pending:
-            return
+    def take(self) -> Kept:
+        """What is kept back, which the caller writes, or gives back."""
         with self._lock:
-            fields, self._fields = self._fields, {}
-            expire_at_ms, self._expire_at_ms = self._expire_at_ms, {}
-            self._since = None
-        for key, changed in fields.items():
-            # A job that was deleted meanwhile is not made anew by its last heartbeat.
-            if key == self._key or session.find(key) is not None:
-                COMMANDS[b"HSET"].run(session, [key, *(item for pair in changed.items() for item in pair)])
-        for name, at_ms in expire_at_ms.items():
-            row = session.find(name)
-            if row is not None:
-                session.expire(row, at_ms)
+            kept, self._kept = self._kept, Kept()
+        return kept
+
+    def give_back(self, kept: Kept) -> None:
+        """It could not be written."""
+        with self._lock:
+            self._kept = kept.before(self._kept)

@@ -27,16 +27,18 @@ Kind = Literal["string", "hash", "list", "set", "zset", "stream"]
 # A hash's value of more characters than this lies in a row of its own.
 _INLINE_CHARS = 4096
 
-# So many keys are read, and so many new ones written, by one statement.
+# So many keys are read, and so many new ones written, by one statement; fewer are read one by one.
+_FEW = 3
 _PREFETCH = 12
 _INSERTS = 16
 _PREFETCH_KEYS = (
     f"select key, id, kind, expires_at_ms, value from litebroker_rq_keys where key in ({', '.join('?' * _PREFETCH)})"
 )
-_INSERT_KEYS = (
-    "insert into litebroker_rq_keys (key, kind, version, expires_at_ms, value)"
-    f" values {', '.join(['(?, ?, ?, ?, ?)'] * _INSERTS)}"
-)
+_INSERT_KEYS = [
+    "insert into litebroker_rq_keys (id, key, kind, version, expires_at_ms, value)"
+    f" values {', '.join(['(?, ?, ?, ?, ?, ?)'] * count)}"
+    for count in range(_INSERTS + 1)
+]
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
@@ -54,6 +56,10 @@ class WouldWriteError(Exception):
     """The command would change something, and the session may only read."""
 
 
+class TooBriefError(Exception):
+    """The command takes more than the one statement that its session has."""
+
+
 class Transaction(Protocol):
     """What a session asks of a transaction of the storage."""
 
@@ -65,16 +71,18 @@ class Row:
     """A key that exists.
 
     Attributes:
-        id: None until it is stored.
+        id: None as long as nothing in another table needs it.
+        stored: Whether the row is in the table; a new one is written at the end of its session.
         data: A string's bytes; a hash's fields, where True stands for a value in a row of its own; else None.
     """
 
-    __slots__ = ("changed", "data", "dropped", "expires_at_ms", "id", "key", "kind")
+    __slots__ = ("changed", "data", "dropped", "expires_at_ms", "id", "key", "kind", "stored")
 
     def __init__(self, key: bytes, kind: Kind, row_id: int | None, expires_at_ms: int | None, data: Any) -> None:
         self.key = key
         self.kind = kind
         self.id = row_id
+        self.stored = row_id is not None
         self.expires_at_ms = expires_at_ms
         self.data = data
         self.changed = False
@@ -100,6 +108,7 @@ class Session:
         self._version = 0
         self._rows: dict[bytes, Row | None] = {}
         self._changed: list[Row] = []
+        self._last_id: int | None = None
         self._pushes: list[JobSpec] = []
         self.batch = False
         self.topics: list[str] = []
@@ -135,9 +144,15 @@ class Session:
             raise ResponseError(_WRONG_TYPE)
         return row
 
+    def has_looked_at(self, key: bytes) -> bool:
+        """Whether to find the key costs nothing any more."""
+        return key in self._rows
+
     def prefetch(self, keys: Iterable[bytes]) -> None:
-        """These keys are about to be looked at: read them together."""
+        """These keys are about to be looked at: read them together, unless they are few."""
         wanted = [key for key in dict.fromkeys(keys) if key not in self._rows]
+        if len(wanted) < _FEW:
+            return
         for start in range(0, len(wanted), _PREFETCH):
             chunk = wanted[start : start + _PREFETCH]
             self._rows.update(dict.fromkeys(chunk))
@@ -170,9 +185,16 @@ class Session:
                 key, kind, None, None, {} if kind == "hash" else b"" if kind == "string" else None
             )
             if kind not in {"hash", "string"}:
-                self._insert(row)
+                self._identify(row)
         self.change(row)
         return row
+
+    def _identify(self, row: Row) -> None:
+        """Give a new row the id that SQLite would give it: nobody else can, as long as this transaction is open."""
+        if row.id is None:
+            if self._last_id is None:
+                ((self._last_id,),) = self._execute("select coalesce(max(id), 0) from litebroker_rq_keys")
+            row.id = self._last_id = self._last_id + 1
 
     def change(self, row: Row) -> None:
         """The row's value or expiry is about to change: write it at the end, with a new version."""
@@ -203,7 +225,8 @@ class Session:
             self._execute("delete from litebroker_rq_items where key_id = ?", (row.id,))
         elif row.kind == "stream":
             self._execute("delete from litebroker_rq_entries where key_id = ?", (row.id,))
-        self._execute("delete from litebroker_rq_keys where id = ?", (row.id,))
+        if row.stored:
+            self._execute("delete from litebroker_rq_keys where id = ?", (row.id,))
 
     def rename(self, row: Row, key: bytes) -> None:
         """Give it another name. What had that name is gone."""
@@ -250,7 +273,7 @@ class Session:
     def set_fields(self, row: Row, fields: list[bytes], values: list[bytes]) -> int:
         """How many were not there."""
         data = row.data
-        if row.id is not None:
+        if row.stored:
             return sum(
                 self.set_field(row, field.decode("latin-1"), value) for field, value in zip(fields, values, strict=True)
             )
@@ -314,8 +337,7 @@ class Session:
 
     def end(self) -> None:
         """Write all that is to be written. The session is over then."""
-        self._insert_together()
-        self.flush()
+        self._write()
         self.push_all()
         for topic in dict.fromkeys(self.topics):
             self.storage.notify(topic)
@@ -329,52 +351,44 @@ class Session:
         return int(found[0][0]) if found else 0
 
     def flush(self) -> None:
-        """Write the rows that changed."""
+        """Write the rows that changed, and go on with them."""
+        for row in self._changed:
+            self._identify(row)
+        self._write()
+
+    def _write(self) -> None:
         changed, self._changed = self._changed, []
+        new: list[tuple[Row, bytes | str | None]] = []
         for row in changed:
             if not row.changed:
                 continue
             row.changed = False
-            if row.id is None:
-                self._insert(row)
-            elif row.kind in {"hash", "string"}:
-                self._execute(
-                    "update litebroker_rq_keys set version = ?, expires_at_ms = ?, value = ? where id = ?",
-                    (self.version, row.expires_at_ms, self._stored(row), row.id),
-                )
-            else:
+            if not row.stored:
+                row.stored = True
+                new.append((row, self._stored(row)))
+            elif row.data is None:
                 self._execute(
                     "update litebroker_rq_keys set version = ?, expires_at_ms = ? where id = ?",
                     (self.version, row.expires_at_ms, row.id),
                 )
-
-    def _insert_together(self) -> None:
-        """Write new strings and hashes by the dozen; the rest is left to `flush`."""
-        new = [row for row in self._changed if row.changed and row.id is None and not _is_large(row)]
-        for start in range(0, len(new) - _INSERTS + 1, _INSERTS):
+            else:
+                self._execute(
+                    "update litebroker_rq_keys set version = ?, expires_at_ms = ?, value = ? where id = ?",
+                    (self.version, row.expires_at_ms, self._stored(row), row.id),
+                )
+        # Those that have an id go first: SQLite gives the others the next ones.
+        new.sort(key=_has_no_id)
+        for start in range(0, len(new), _INSERTS):
             values: list[Any] = []
-            for row in new[start : start + _INSERTS]:
-                row.changed = False
-                values += (row.key, row.kind, self.version, row.expires_at_ms, self._stored(row))
-            self._execute(_INSERT_KEYS, values)
+            together = new[start : start + _INSERTS]
+            for row, stored in together:
+                values += (row.id, row.key, row.kind, self.version, row.expires_at_ms, stored)
+            self._execute(_INSERT_KEYS[len(together)], values)
 
-    def _insert(self, row: Row) -> None:
-        value = None
-        large = False
-        if row.kind == "hash":
-            large = _is_large(row)
-            value = "{}" if large else self._stored(row)
-        elif row.kind == "string":
-            value = row.data
-        ((row.id,),) = self._execute(
-            "insert into litebroker_rq_keys (key, kind, version, expires_at_ms, value) values (?, ?, ?, ?, ?)"
-            " returning id",
-            (row.key, row.kind, self.version, row.expires_at_ms, value),
-        )
-        if large:  # its large values need the id first
-            self._execute("update litebroker_rq_keys set value = ? where id = ?", (self._stored(row), row.id))
-
-    def _stored(self, row: Row) -> bytes | str:
+    def _stored(self, row: Row) -> bytes | str | None:
+        """What goes into the row; what is too large for it goes elsewhere at once."""
+        if row.data is None:
+            return None
         if row.kind == "string":
             return bytes(row.data)
         data: dict[str, Any] = row.data
@@ -383,6 +397,7 @@ class Session:
         row.dropped.clear()
         for field, value in data.items():
             if value is not True and len(value) > _INLINE_CHARS:
+                self._identify(row)
                 self._execute(
                     "insert into litebroker_rq_fields (key_id, field, value) values (?, ?, ?)"
                     " on conflict (key_id, field) do update set value = excluded.value",
@@ -402,9 +417,8 @@ class Session:
             self.find(key)
 
 
-def _is_large(row: Row) -> bool:
-    """Whether a value of the hash goes into a row of its own."""
-    return row.kind == "hash" and any(item is not True and len(item) > _INLINE_CHARS for item in row.data.values())
+def _has_no_id(new: tuple[Row, object]) -> bool:
+    return new[0].id is None
 
 
 Command = Callable[[Session, "list[bytes]"], Reply]
@@ -416,29 +430,31 @@ class Entry:
     Attributes:
         run: The function.
         writes: Whether it may change anything.
-        often_idle: It often changes nothing, so that it is tried on a reading session first.
+        reads: It changes nothing, or often does not, so that it is tried on a reading session first.
+        brief: It mostly takes one statement as long as it changes nothing, and thus no transaction to read in.
     """
 
-    __slots__ = ("least", "often_idle", "run", "writes")
+    __slots__ = ("brief", "least", "reads", "run", "writes")
 
-    def __init__(self, run: Command, *, least: int, writes: bool, often_idle: bool) -> None:
+    def __init__(self, run: Command, *, least: int, writes: bool, often_idle: bool, brief: bool) -> None:
         self.run = run
         self.least = least
         self.writes = writes
-        self.often_idle = often_idle
+        self.reads = not writes or often_idle
+        self.brief = brief
 
 
 COMMANDS: dict[bytes, Entry] = {}
 
 
 def command(
-    *names: str, least: int = 0, writes: bool = False, often_idle: bool = False
+    *names: str, least: int = 0, writes: bool = False, often_idle: bool = False, brief: bool = False
 ) -> Callable[[Command], Command]:
     """Answer the Redis commands of these names, given with at least so many arguments, by this function."""
 
     def register(run: Command) -> Command:
         for name in names:
-            COMMANDS[name.encode()] = Entry(run, least=least, writes=writes, often_idle=often_idle)
+            COMMANDS[name.encode()] = Entry(run, least=least, writes=writes, often_idle=often_idle, brief=brief)
         return run
 
     return register

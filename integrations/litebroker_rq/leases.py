@@ -13,7 +13,7 @@ worker has left of it. After that, RQ's own rules hold (StartedJobRegistry, Aban
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from litebroker import JobRecord, Lease
 from litebroker_rq import processes
@@ -27,17 +27,26 @@ _INTERMEDIATE = b":intermediate"
 _LONGEST_LEASE_MS = 24 * 3600 * 1000
 
 
+class Claimed(NamedTuple):
+    """A job that was handed out.
+
+    Attributes:
+        protected: A claim is open, and in its table; otherwise RQ has no use for the job any more.
+    """
+
+    queue: bytes
+    ref: bytes
+    protected: bool
+
+
 class Leases:
     """The claims that are open, in the table litebroker_rq_claims."""
 
     def __init__(self, lease_ms: int) -> None:
         self._lease_ms = lease_ms
 
-    def claim(self, session: Session, keys: list[bytes], to: bytes | None) -> tuple[bytes, bytes] | None:
-        """Take the next job of the first of these queues that has one; the queue's key, and the job's id.
-
-        ``to`` is the list that the id goes to.
-        """
+    def claim(self, session: Session, keys: list[bytes], to: bytes | None) -> Claimed | None:
+        """Take the next job of the first of these queues that has one. ``to`` is the list that its id goes to."""
         jobs = session.storage.claim([key.decode() for key in keys], limit=1, lease_ms=self._lease_ms)
         if not jobs:
             return None
@@ -46,7 +55,8 @@ class Leases:
         self._clear_up(session, job, queue, ref)
         key = job_key(queue, ref)
         row = session.find(key)
-        if row is None or row.kind != "hash" or row.data.get("status") != "queued":
+        protected = row is not None and row.kind == "hash" and row.data.get("status") == "queued"
+        if not protected:
             # Deleted or cancelled meanwhile: there is nothing to protect, and RQ will skip it.
             session.storage.complete([job.lease])
         else:
@@ -60,7 +70,7 @@ class Leases:
                 key,
                 to,
             )
-        return queue, ref
+        return Claimed(queue, ref, protected)
 
     def _clear_up(self, session: Session, job: JobRecord, queue: bytes, ref: bytes) -> None:
         """If an earlier claim of the job lapsed: remove what its worker has left behind."""
@@ -122,11 +132,12 @@ class Leases:
         """These fields of the hash were set."""
         if b"status" in fields and is_job(row.key):
             status = row.data["status"]
-            if row.id is None and status != "started":
+            if not row.stored and status != "started":
                 return  # it is new
             if status != "queued":
                 self.settle(session, row.key)
             if status == "started":
+                session.database.heartbeats.has_started(row.data.get("worker_name"))
                 session.write(
                     "insert or replace into litebroker_rq_runs (job_key, origin, process, worker) values (?, ?, ?, ?)",
                     row.key,

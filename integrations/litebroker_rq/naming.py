@@ -8,6 +8,8 @@ _QUEUE = b":queue:"
 _JOB = b":job:"
 _WORKER = b":worker:"
 _STARTED = b":wip:"
+_INTERMEDIATE = b":intermediate"
+_EXECUTIONS = (b":execution:", b":executions:")
 
 
 def is_queue(key: bytes) -> bool:
@@ -15,10 +17,15 @@ def is_queue(key: bytes) -> bool:
 
     The intermediate lists are not, nor is the one through which `Queue.compact` passes a queue's jobs.
     """
-    if _QUEUE not in key or key.endswith(b":intermediate"):
+    if _QUEUE not in key or is_intermediate(key):
         return False
     name = key.partition(_QUEUE)[2]
     return bool(name) and not name.startswith(b"_compact:")
+
+
+def is_intermediate(key: bytes) -> bool:
+    """Whether a list of this name is the one that a queue's jobs pass until they start."""
+    return key.endswith(_INTERMEDIATE)
 
 
 def prefix_of(key: bytes) -> bytes:
@@ -49,6 +56,21 @@ def is_job(key: bytes) -> bool:
 def is_worker(key: bytes) -> bool:
     """Whether a hash of this name is an RQ worker."""
     return _WORKER in key
+
+
+def is_queues(key: bytes) -> bool:
+    """Whether a set of this name holds the keys of all queues."""
+    return key.endswith(b":queues")
+
+
+def is_started(key: bytes) -> bool:
+    """Whether a sorted set of this name is a StartedJobRegistry."""
+    return _STARTED in key
+
+
+def is_execution(key: bytes) -> bool:
+    """Whether it is the hash of an execution, or the sorted set of a job's executions."""
+    return any(word in key for word in _EXECUTIONS)
 
 
 class StartedEntry(NamedTuple):

@@ -24,9 +24,16 @@ class PlainList:
 
     def push(self, values: list[bytes], *, front: bool) -> None:
         session = self._session
-        row = session.need(self._key, "list")
         edge, step = ("min", -1) if front else ("max", 1)
-        ((position,),) = session.select(f"select {edge}(position) from litebroker_rq_items where key_id = ?", row.id)
+        position: int | None = None
+        row = self._row()
+        if row is None:
+            row = session.need(self._key, "list")
+        else:
+            session.change(row)
+            ((position,),) = session.select(
+                f"select {edge}(position) from litebroker_rq_items where key_id = ?", row.id
+            )
         position = -step if position is None else position
         for value in values:
             position += step

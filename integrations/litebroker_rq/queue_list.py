@@ -32,7 +32,7 @@ class QueueList:
         for value in values:
             key = job_key(self._key, value)
             row = session.find(key)
-            if row is None or row.id is not None:
+            if row is None or row.stored:
                 # The job is safe in a queue again, so that a claim of before protects nothing any more.
                 session.database.leases.settle(session, key)
             data = row.data if row is not None and row.kind == "hash" else {}
@@ -51,20 +51,30 @@ class QueueList:
             )
 
     def pop(self, *, front: bool, to: bytes | None = None) -> bytes | None:
+        if front:
+            return self.claim(to)[0]
         session = self._session
         session.push_all()
         if not session.writing:
             if self.is_busy():
                 session.must_write()
             return None
-        if front:
-            claimed = session.database.leases.claim(session, [self._key], to)
-            return None if claimed is None else claimed[1]
         last = session.storage.page(self._name, State.PENDING, limit=1, offset=max(len(self) - 1, 0))
         if not last:
             return None
         session.storage.remove([last[0].id])
         return _ref(last[0].ref)
+
+    def claim(self, to: bytes | None) -> tuple[bytes | None, bool]:
+        """The next one, and whether a claim protects it, which then says that it stands in the list ``to``."""
+        session = self._session
+        session.push_all()
+        if not session.writing:
+            if self.is_busy():
+                session.must_write()
+            return None, False
+        claimed = session.database.leases.claim(session, [self._key], to)
+        return (None, False) if claimed is None else (claimed.ref, claimed.protected)
 
     def is_busy(self) -> bool:
         """Whether there is something to hand out, or a claim that may have lapsed."""

@@ -133,6 +133,26 @@ def test_a_large_field_that_becomes_small_leaves_nothing_behind(connection: SQLi
     assert connection.hgetall("h") == {b"f": b"again"}
 
 
+def test_keys_of_every_kind_are_made_in_one_transaction(connection: SQLiteConnection, path: Path) -> None:
+    with connection.pipeline() as pipeline:
+        for number in range(20):
+            pipeline.hset(f"hash{number}", "f", "x" * 10_000 if number % 3 == 0 else "x")
+            pipeline.sadd(f"set{number}", number)
+            pipeline.set(f"string{number}", number)
+            pipeline.zadd(f"zset{number}", {"m": number})
+        pipeline.rename("hash3", "renamed")
+        pipeline.execute()
+
+    with connect(path) as other:
+        assert len(other.keys()) == 80
+        for number in range(20):
+            assert other.smembers(f"set{number}") == {b"%d" % number}
+            assert other.zscore(f"zset{number}", "m") == number
+            assert other.get(f"string{number}") == b"%d" % number
+        assert other.hget("renamed", "f") == b"x" * 10_000
+        assert other.hget("hash19", "f") == b"x"
+
+
 def test_a_key_that_has_expired_is_gone_for_every_command(connection: SQLiteConnection) -> None:
     connection.set("s", "x", px=1)
     connection.hset("h", "f", "v")

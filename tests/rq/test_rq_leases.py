@@ -35,6 +35,25 @@ connection = connect(path)
 Worker([rq.Queue(name, connection=connection) for name in names], connection=connection).work(burst=True)
 """
 
+# A worker that performs its jobs itself, and is killed when it has registered its second.
+DOOMED_AT_ITS_SECOND = """
+import os, signal, sys
+import rq
+from litebroker_rq import connect
+
+class Doomed(rq.SimpleWorker):
+    done = 0
+
+    def perform_job(self, *arguments, **named):
+        if self.done:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.done += 1
+        return super().perform_job(*arguments, **named)
+
+connection = connect(sys.argv[1])
+Doomed([rq.Queue(connection=connection)], connection=connection).work(burst=True)
+"""
+
 QUEUES = pytest.mark.parametrize("names", [["default"], ["default", "low"]], ids=["one queue", "two queues"])
 
 
@@ -75,6 +94,53 @@ def test_a_job_that_is_delivered_again_goes_before_those_behind_it(
     work(connection, *names)
 
     assert order.read_text().split() == ["first", "second", "third"]
+
+
+def test_a_job_of_a_worker_that_performs_its_jobs_itself_is_delivered_again_when_it_dies_before_the_start(
+    path: Path, queue: rq.Queue, connection: SQLiteConnection, processes: Processes
+) -> None:
+    queue.enqueue(tasks.nothing)
+    job = queue.enqueue(tasks.add, 1, 2)
+    assert processes.finish(processes.script(DOOMED_AT_ITS_SECOND, str(path))) == -9
+
+    work(connection)
+
+    assert job.get_status(refresh=True) == JobStatus.FINISHED
+    assert queue.started_job_registry.get_job_ids(cleanup=False) == []
+    assert queue.failed_job_registry.get_job_ids() == []
+
+
+def test_a_job_stands_in_the_intermediate_list_until_it_starts(connection: SQLiteConnection, queue: rq.Queue) -> None:
+    job = queue.enqueue(tasks.nothing)
+    key = queue.intermediate_queue_key
+    connection.rpush(key, "another")
+
+    connection.lmove(queue.key, key)
+
+    assert connection.lrange(key, 0, -1) == [job.id.encode(), b"another"]
+    assert connection.lpos(key, job.id) == 0
+    job.set_status(JobStatus.STARTED)
+    assert connection.lrange(key, 0, -1) == [b"another"]
+
+
+@pytest.mark.parametrize("leave", ["lrem", "lpop", "delete"])
+def test_a_job_that_left_the_intermediate_list_does_not_come_back(
+    leave: str, connection: SQLiteConnection, queue: rq.Queue
+) -> None:
+    job = queue.enqueue(tasks.nothing)
+    key = queue.intermediate_queue_key
+    connection.lmove(queue.key, key)
+    assert connection.exists(key)
+
+    if leave == "lrem":
+        assert connection.lrem(key, 1, job.id) == 1
+    elif leave == "lpop":
+        assert connection.lpop(key) == job.id.encode()
+    else:
+        assert connection.delete(key) == 1
+
+    assert not connection.exists(key)
+    assert connection.llen(key) == 0
 
 
 def test_a_living_worker_keeps_its_job_until_the_lease_ends(path: Path) -> None:

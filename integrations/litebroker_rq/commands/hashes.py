@@ -11,19 +11,19 @@ def _name(field: bytes) -> str:
     return field.decode("latin-1")
 
 
-@command("HGET", least=2)
+@command("HGET", least=2, brief=True)
 def hget(session: Session, args: list[bytes]) -> Reply:
     row = session.find(args[0], "hash")
     return None if row is None else session.get_field(row, _name(args[1]))
 
 
-@command("HMGET", least=2)
+@command("HMGET", least=2, brief=True)
 def hmget(session: Session, args: list[bytes]) -> Reply:
     row = session.find(args[0], "hash")
     return [None if row is None else session.get_field(row, _name(field)) for field in args[1:]]
 
 
-@command("HGETALL", least=1)
+@command("HGETALL", least=1, brief=True)
 def hgetall(session: Session, args: list[bytes]) -> Reply:
     row = session.find(args[0], "hash")
     return [] if row is None else flat(session.fields(row))
@@ -47,7 +47,7 @@ def hlen(session: Session, args: list[bytes]) -> Reply:
     return 0 if row is None else len(row.data)
 
 
-@command("HEXISTS", least=2)
+@command("HEXISTS", least=2, brief=True)
 def hexists(session: Session, args: list[bytes]) -> Reply:
     row = session.find(args[0], "hash")
     return int(row is not None and _name(args[1]) in row.data)

@@ -9,17 +9,22 @@ from typing import cast
 from redis.exceptions import ResponseError
 
 from litebroker import State
+from litebroker_rq.intermediate_list import IntermediateList
 from litebroker_rq.keyspace import OK, Reply, Session, command, syntax_error, to_int
-from litebroker_rq.naming import is_queue
+from litebroker_rq.naming import is_intermediate, is_queue
 from litebroker_rq.plain_list import PlainList
 from litebroker_rq.queue_list import QueueList
 
 
 def _exists(session: Session, key: bytes) -> bool:
-    return session.find(key) is not None or (is_queue(key) and len(QueueList(session, key)) > 0)
+    if session.find(key) is not None:
+        return True
+    if is_queue(key):
+        return len(QueueList(session, key)) > 0
+    return is_intermediate(key) and len(IntermediateList(session, key)) > 0
 
 
-@command("EXISTS", "TOUCH", least=1)
+@command("EXISTS", "TOUCH", least=1, brief=True)
 def exists(session: Session, args: list[bytes]) -> Reply:
     return sum(_exists(session, key) for key in args)
 
@@ -29,7 +34,12 @@ def delete(session: Session, args: list[bytes]) -> Reply:
     gone = 0
     for key in args:
         row = session.find(key)
-        if row is not None:
+        if is_intermediate(key) and _exists(session, key):
+            IntermediateList(session, key).clear()
+            if row is not None:
+                session.delete(row)
+            gone += 1
+        elif row is not None:
             session.delete(row)
             gone += 1
         elif is_queue(key):

@@ -6,8 +6,9 @@ from typing import Protocol
 
 from redis.exceptions import ResponseError
 
+from litebroker_rq.intermediate_list import IntermediateList
 from litebroker_rq.keyspace import OK, Reply, Session, command, syntax_error, to_int
-from litebroker_rq.naming import is_queue
+from litebroker_rq.naming import is_intermediate, is_queue
 from litebroker_rq.plain_list import PlainList
 from litebroker_rq.queue_list import QueueList
 
@@ -39,7 +40,7 @@ def list_at(session: Session, key: bytes) -> List:
             session.find(key, "list")  # raises for another kind
         return QueueList(session, key)
     session.find(key, "list")
-    return PlainList(session, key)
+    return IntermediateList(session, key) if is_intermediate(key) else PlainList(session, key)
 
 
 @command("LPUSH", least=2, writes=True)
@@ -100,7 +101,7 @@ def blpop(session: Session, args: list[bytes]) -> Reply:
     if session.writing and all(is_queue(key) for key in keys):
         session.push_all()
         claimed = session.database.leases.claim(session, keys, None)
-        return None if claimed is None else list(claimed)
+        return None if claimed is None else [claimed.queue, claimed.ref]
     for key in keys:
         value = list_at(session, key).pop(front=True)
         if value is not None:
@@ -132,7 +133,12 @@ def lmove(session: Session, args: list[bytes]) -> Reply:
         if not origin.slice(0, 1):  # Redis looks at the source first
             return None
         raise
-    value = origin.pop(front=pop_front, to=target)
+    if pop_front and isinstance(origin, QueueList) and isinstance(destination, IntermediateList):
+        value, stands_there = origin.claim(target)
+        if stands_there:
+            return value
+    else:
+        value = origin.pop(front=pop_front, to=target)
     if value is not None:
         destination.push([value], front=push_front)
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from litebroker_rq.keyspace import Reply, Row, Session, command
 
 
-@command("SMEMBERS", least=1)
+@command("SMEMBERS", least=1, brief=True)
 def smembers(session: Session, args: list[bytes]) -> Reply:
     row = session.find(args[0], "set")
     if row is None:
@@ -34,13 +34,30 @@ def smismember(session: Session, args: list[bytes]) -> Reply:
     return [int(row is not None and _has(session, row, member)) for member in args[1:]]
 
 
+def _is_in(session: Session, key: bytes, member: bytes) -> bool:
+    return bool(
+        session.select(
+            "select 1 from litebroker_rq_members where member = ? and key_id = (select id from litebroker_rq_keys"
+            " where key = ? and kind = 'set' and (expires_at_ms is null or expires_at_ms > ?))",
+            member,
+            key,
+            session.now_ms,
+        )
+    )
+
+
 def _has(session: Session, row: Row, member: bytes) -> bool:
     return bool(session.select("select 1 from litebroker_rq_members where key_id = ? and member = ?", row.id, member))
 
 
-@command("SADD", least=2, writes=True, often_idle=True)
+@command("SADD", least=2, writes=True, often_idle=True, brief=True)
 def sadd(session: Session, args: list[bytes]) -> Reply:
     key, *members = args
+    if not session.has_looked_at(key) and all(_is_in(session, key, member) for member in members):
+        for member in members:
+            session.database.heartbeats.has_seen(key, member)
+        return 0
+    session.must_write()
     row = session.find(key, "set")
     added = 0
     for member in dict.fromkeys(members):

@@ -24,10 +24,11 @@ def zadd(session: Session, args: list[bytes]) -> Reply:
     row = session.find(key, "zset")
     if row is None and b"XX" in options:
         return 0
+    may_be_there = row is not None or len(pairs) > 1
     row = session.need(key, "zset")
     added = updated = 0
     for score, member in pairs:
-        old = _score(session, row, member)
+        old = _score(session, row, member) if may_be_there else None
         if not _may_put(options, old, score):
             continue
         _put(session, row, member, score)

@@ -36,10 +36,11 @@ def xadd(session: Session, args: list[bytes]) -> Reply:
     if len(rest) < 3 or len(rest) % 2 == 0:  # noqa: PLR2004 - an id, and fields with a value each
         raise syntax_error()
     entry_id, *fields = rest
-    if not make and session.find(key, "stream") is None:
+    new = session.find(key, "stream") is None
+    if new and not make:
         return None
     row = session.need(key, "stream")
-    ms, seq = _next_id(session, row, entry_id)
+    ms, seq = _next_id((0, 0) if new else last_id(session, key), session.now_ms, entry_id)
     session.write(
         "insert into litebroker_rq_entries (key_id, ms, seq, fields) values (?, ?, ?, ?)",
         row.id,
@@ -47,7 +48,7 @@ def xadd(session: Session, args: list[bytes]) -> Reply:
         seq,
         json.dumps([item.decode("latin-1") for item in fields], ensure_ascii=False).encode(),
     )
-    if limit is not None:
+    if limit is not None and not (new and limit):
         session.write(
             "delete from litebroker_rq_entries where key_id = ? and (ms, seq) in ("
             " select ms, seq from litebroker_rq_entries where key_id = ?"
@@ -60,16 +61,12 @@ def xadd(session: Session, args: list[bytes]) -> Reply:
     return b"%d-%d" % (ms, seq)
 
 
-def _next_id(session: Session, row: Row, asked: bytes) -> tuple[int, int]:
-    last = session.select(
-        "select ms, seq from litebroker_rq_entries where key_id = ? order by ms desc, seq desc limit 1", row.id
-    )
-    last_id = last[0] if last else (0, 0)
+def _next_id(last: tuple[int, int], now_ms: int, asked: bytes) -> tuple[int, int]:
     if asked == b"*":
-        ms = max(session.now_ms, last_id[0])
-        return ms, last_id[1] + 1 if ms == last_id[0] else 0
+        ms = max(now_ms, last[0])
+        return ms, last[1] + 1 if ms == last[0] else 0
     given = _id(asked, 0)
-    if given <= last_id:
+    if given <= last:
         message = "The ID specified in XADD is equal or smaller than the target stream top item"
         raise ResponseError(message)
     return given

@@ -7,7 +7,7 @@ from redis.exceptions import ResponseError
 from litebroker_rq.keyspace import OK, Reply, Session, command, from_float, syntax_error, to_float, to_int
 
 
-@command("GET", least=1)
+@command("GET", least=1, brief=True)
 def get(session: Session, args: list[bytes]) -> Reply:
     row = session.find(args[0], "string")
     return None if row is None else bytes(row.data)

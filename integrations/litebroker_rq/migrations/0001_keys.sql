@@ -34,7 +34,7 @@ create table litebroker_rq_members (
 -- Serves ranges by score and by rank.
 create index litebroker_rq_members_by_score on litebroker_rq_members (key_id, score, member) where score is not null;
 
--- Lists that are no queue, such as the intermediate ones. Positions have gaps.
+-- Lists that are no queue. Positions have gaps.
 create table litebroker_rq_items (
     key_id   integer not null,
     position integer not null,
@@ -55,18 +55,16 @@ create table litebroker_rq_queues (
     name text primary key
 ) strict, without rowid;
 
--- A job that left its queue, until it is known to have started: which lease of the engine protects it.
+-- A job that left its queue, until it is known to have started: which lease of the engine protects it. There are no more
+-- of them than jobs that are about to start, so that to look through them all costs less than to keep an index.
 create table litebroker_rq_claims (
     job_id       integer primary key,
     token        integer not null,
     queue        text    not null,
     ref          blob    not null,
     job_key      blob    not null,           -- the hash whose status tells
-    intermediate blob                        -- the list that it was moved to, if it was moved
+    intermediate blob                        -- the list that it stands in meanwhile, if RQ has moved it
 ) strict;
-
-create index litebroker_rq_claims_by_job on litebroker_rq_claims (job_key);
-create index litebroker_rq_claims_by_queue on litebroker_rq_claims (queue);
 
 -- Who is who on this machine, so that the dead are noticed: workers, and jobs that run.
 create table litebroker_rq_workers (
