@@ -175,8 +175,14 @@ class SQLiteStorage(_Verbs):
         """
         tx = self._engine.current
         if tx is not None:
-            values = params.values() if isinstance(params, Mapping) else params
-            tx.pages += 1 + (sum(len(value) for value in values if isinstance(value, (bytes, str))) // PAGE_BYTES)
+            size = 0
+            # Whether it is a list is asked first: to ask whether it is a Mapping takes as long as all the rest.
+            for value in (
+                params if isinstance(params, (tuple, list)) or not isinstance(params, Mapping) else params.values()
+            ):
+                if isinstance(value, (bytes, str)):
+                    size += len(value)
+            tx.pages += 1 + size // PAGE_BYTES
             return tx.db.rows(statement, params)
         return self._engine.read(lambda db: db.rows(statement, params))
 
