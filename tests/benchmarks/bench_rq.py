@@ -1,9 +1,10 @@
 """RQ on a redis-server and RQ on a file, side by side in one run: medians, and how many times as fast.
 
-    python tests/benchmarks/bench_rq.py [--rounds 3] [--jobs 2000] [--durability relaxed]
+    python tests/benchmarks/bench_rq.py [--rounds 5] [--jobs 2000] [--durability relaxed]
 
 Redis runs without persistence, as most do for queues: it loses everything when its process is killed. "relaxed" is what
-comes nearest to that: a power cut may take the last moments, and a killed process nothing.
+comes nearest to that: a power cut may take the last moments, and a killed process nothing. "nothing" is a connection
+that has its answers ready: what RQ and redis-py take themselves, and thus the most that a storage could reach.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path[:0] = SOURCES
 
 import redis  # noqa: E402
 import rq  # noqa: E402
+from tests.benchmarks import canned  # noqa: E402
 from tests.rq import tasks  # noqa: E402
 
 from litebroker_rq import connect  # noqa: E402
@@ -126,9 +128,10 @@ MEASURES: dict[str, Callable[[Client, int], float]] = {
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--durability", default="relaxed")
+    parser.add_argument("--skip-idle", action="store_true", help="leave out the workers that wait")
     options = parser.parse_args()
     logging.disable(logging.ERROR)
     with tempfile.TemporaryDirectory() as temporary, redis_server(Path(temporary)) as url:
@@ -138,15 +141,30 @@ def main() -> None:
             "redis": lambda: redis.Redis.from_url(url),
             "file": lambda: connect(file, durability=options.durability),
         }
-        print(f"{'jobs/s':<16}{'redis':>10}{'file':>10}{'times':>8}")
-        for name, measure in MEASURES.items():
-            found: dict[str, list[float]] = {"redis": [], "file": []}
-            for _ in range(options.rounds):
-                for where, client in clients.items():
-                    client().flushdb()
-                    found[where].append(measure(client, options.jobs))
-            redis_rate, rate = (statistics.median(found[where]) for where in ("redis", "file"))
-            print(f"{name:<16}{redis_rate:>10.0f}{rate:>10.0f}{rate / redis_rate:>8.2f}", flush=True)
+        horse = canned.Tape()
+        drain(canned.client(canned.Recording, folder / "horse.db", horse), 100)
+        print(f"{'jobs/s':<16}{'redis':>10}{'file':>10}{'times':>8}{'nothing':>10}{'times':>8}")
+        for number, (name, measure) in enumerate(MEASURES.items()):
+            tape, recorded = canned.Tape(horse), folder / f"recorded-{number}.db"
+            measure(canned.client(canned.Recording, recorded, tape), options.jobs)
+            makers = {**clients, "nothing": canned.client(canned.Canned, recorded, tape)}
+            found: dict[str, list[float]] = {where: [] for where in makers}
+            for turn in range(options.rounds):
+                for where in list(makers)[turn % 3 :] + list(makers)[: turn % 3]:
+                    tape.rewind()
+                    if where != "nothing":
+                        makers[where]().flushdb()
+                    found[where].append(measure(makers[where], options.jobs))
+            rates = {where: statistics.median(rates) for where, rates in found.items()}
+            times = {
+                where: statistics.median(mine / its for mine, its in zip(found[where], found["redis"], strict=True))
+                for where in makers
+            }
+            print(
+                f"{name:<16}{rates['redis']:>10.0f}{rates['file']:>10.0f}{times['file']:>8.2f}"
+                f"{rates['nothing']:>10.0f}{times['nothing']:>8.2f}",
+                flush=True,
+            )
         environments = {
             "redis": {"RQ_REDIS_URL": url},
             "file": {
@@ -154,7 +172,7 @@ def main() -> None:
                 "RQ_CONNECTION_CLASS": "litebroker_rq.SQLiteConnection",
             },
         }
-        for where, client in clients.items():
+        for where, client in clients.items() if not options.skip_idle else ():
             client().flushdb()
             delay_ms, cpu = idle_worker(environments[where], client, folder)
             print(f"idle worker on {where}: a job starts after {delay_ms:.1f} ms; {cpu:.2f} % of a core")
