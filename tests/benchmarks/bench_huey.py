@@ -141,16 +141,25 @@ def measure(tasks: int) -> tuple[float, float, float]:
 def drain(tasks: int, kind: str, workers: int) -> tuple[float, float]:
     """Tasks a second: enqueued, and run."""
     producer = in_process("fill", tasks)
-    with Consumer(kind, workers):
-        rate = in_process("watch", tasks)
+    with process("watch", tasks) as watcher:
+        assert watcher.stdout
+        # It takes as long to start as the consumer, which could be through by then.
+        assert watcher.stdout.readline() == b"watching\n", "the watcher did not start"
+        with Consumer(kind, workers):
+            rate = float(watcher.stdout.readline())
     return producer, rate
 
 
 def in_process(what: str, tasks: int) -> float:
     """Run one of the functions below in a process of its own; what it returned."""
+    with process(what, tasks) as program:
+        assert program.stdout
+        return float(program.stdout.read())
+
+
+def process(what: str, tasks: int) -> subprocess.Popen[bytes]:
     script = f"import bench_huey; print(bench_huey.{what}({tasks}))"
-    program = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True)
-    return float(program.stdout)
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
 
 
 def fill(tasks: int) -> float:
@@ -163,13 +172,21 @@ def fill(tasks: int) -> float:
 
 
 def watch(tasks: int) -> float:
-    """From the first task that is gone to the last."""
+    """From the first task that is gone to the last one that is done."""
+    assert huey.pending_count() == tasks
+    print("watching", flush=True)
     while huey.pending_count() == tasks:
         time.sleep(0.0005)
     start, at_start = time.perf_counter(), int(huey.pending_count())
-    while huey.pending_count():
+    while left():
         time.sleep(0.01)
     return at_start / (time.perf_counter() - start)
+
+
+def left() -> int:
+    """How many are not done; of the others' those that wait, which only misses the last one of each worker."""
+    in_flight: int = huey.inflight_count() if hasattr(huey, "inflight_count") else 0
+    return int(huey.pending_count()) + in_flight
 
 
 class Consumer:
