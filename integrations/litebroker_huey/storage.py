@@ -24,9 +24,14 @@ from huey.exceptions import ConfigurationError
 from huey.storage import BaseStorage
 
 from litebroker import JobRecord, JobSpec, Lease, Listener, State, Storage, open_storage
+from litebroker_huey.stamp import Flags, Stamp
 
 _PAGE = 500
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+# How the keys begin of huey's flags that say that a task is revoked, or that all of its name are. Where there are more
+# than so many, each task is looked up.
+_FLAGS = ("r:", "rt:")
+_FLAGS_AT_ONCE, _MOST_FLAGS = 50, 1000
 
 # Other storages' options that say nothing here, by the reason.
 _FOREIGN = {
@@ -158,7 +163,7 @@ class LitebrokerStorage(BaseStorage):
         self._keep_read_results = expire_time is not None
         ttl = result_ttl if expire_time is None else expire_time
         self._result_ttl_ms = None if ttl is None else _milliseconds("the time that results last", ttl)
-        self._read_timeout = read_timeout
+        self.read_timeout = read_timeout
         self._place = url or os.fspath(filename or "huey.db")
         options: dict[str, Any] = {"durability": durability, "busy_timeout": timeout}
         self._options = {option: value for option, value in options.items() if value is not None}
@@ -168,6 +173,8 @@ class LitebrokerStorage(BaseStorage):
         self._ears = threading.local()
         self.looked_after_at = -math.inf
         self._on_lapsed: Callable[[JobRecord], None] | None = None
+        self.stamp = Stamp(lambda: self.engine.location)
+        self._flags = Flags(self.stamp, self._load_flags)
         if create_tables:
             self.initialize_schema()
 
@@ -266,8 +273,8 @@ class LitebrokerStorage(BaseStorage):
             unless: None is leased when this says so.
         """
         engine = self.engine
-        listener = self._listener(engine) if self.blocking else None
-        deadline = time.monotonic() + self._read_timeout
+        listener = self.listener() if self.blocking else None
+        deadline = time.monotonic() + self.read_timeout
         while not unless():
             if claimed := engine.claim([self.queue], limit=1, lease_ms=self.lease_ms):
                 if not unless():
@@ -280,7 +287,9 @@ class LitebrokerStorage(BaseStorage):
                 break
         return None
 
-    def _listener(self, engine: Storage) -> Listener:
+    def listener(self) -> Listener:
+        """The calling thread's own waiter for tasks."""
+        engine = self.engine
         ear: _Ear | None = getattr(self._ears, "ear", None)
         if ear is None or ear.engine is not engine or ear.pid != os.getpid():
             _close_dropped()
@@ -319,6 +328,7 @@ class LitebrokerStorage(BaseStorage):
         self.engine.purge(queue, [State.PENDING])
         if held := [job.lease for job in self.jobs(queue, State.ACTIVE)]:
             self.engine.complete(held)
+            self.stamp.draw()  # Some may not have begun.
 
     # The schedule: a queue of its own, so that only `read_schedule` makes a task due, at the moment that it is given
 
@@ -356,18 +366,40 @@ class LitebrokerStorage(BaseStorage):
         self.engine.put(self._values, key, bytes(value), ttl_ms=ttl_ms)
         if is_result:
             self.engine.notify(self._topic(key))
+        elif key.startswith(_FLAGS):
+            self.stamp.draw()
+
+    def _load_flags(self) -> set[str] | None:
+        flags: set[str] = set()
+        for prefix in _FLAGS:
+            last = prefix
+            while page := self.engine.scan(self._values, after=last, limit=_FLAGS_AT_ONCE):
+                found = [key for key, _ in page if key.startswith(prefix)]
+                flags.update(found)
+                if len(found) < _FLAGS_AT_ONCE:
+                    break
+                if len(flags) >= _MOST_FLAGS:
+                    return None
+                last = found[-1]
+        return flags
+
+    def _are_missing_flags(self, keys: list[str]) -> bool:
+        return all(key.startswith(_FLAGS) for key in keys) and not self._flags.may_have(keys)
 
     def peek_data(self, key: str | bytes) -> Any:
-        key = _text(key)
-        found = self.engine.peek(self._values, [key])
-        return found[key].data if key in found else EmptyData
+        return self.peek_many([key]).get(_text(key), EmptyData)
 
     def peek_many(self, keys: Iterable[str | bytes]) -> dict[str, bytes]:
-        found = self.engine.peek(self._values, [_text(key) for key in keys])
+        texts = [_text(key) for key in keys]
+        if self._are_missing_flags(texts):
+            return {}
+        found = self.engine.peek(self._values, texts)
         return {key: value.data for key, value in found.items()}
 
     def pop_data(self, key: str | bytes) -> Any:
         key = _text(key)
+        if self._are_missing_flags([key]):
+            return EmptyData
         if self._keep_read_results:
             found = self.engine.peek(self._values, [key]).get(key)
             # What does not expire is no result, but a flag, which huey before 3.3 deletes in this way.
@@ -377,7 +409,8 @@ class LitebrokerStorage(BaseStorage):
         return EmptyData if value is None else value.data
 
     def delete_data(self, key: str | bytes) -> bool:
-        return self.engine.delete(self._values, [_text(key)]) > 0
+        key = _text(key)
+        return not self._are_missing_flags([key]) and self.engine.delete(self._values, [key]) > 0
 
     def has_data_for_key(self, key: str | bytes) -> bool:
         return bool(self.engine.peek(self._values, [_text(key)]))

@@ -390,3 +390,42 @@ def test_where_huey_is_missing_the_error_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=30, check=False)
 
     assert "pip install 'litebroker[huey]'" in done.stderr
+
+
+def test_a_flag_of_another_process_is_seen_at_once(storage: LitebrokerStorage) -> None:
+    assert storage.peek_data("r:one") is EmptyData
+    assert storage.peek_many(["r:two", "rt:task"]) == {}
+    assert not storage.delete_data("r:one")
+    script = (
+        "from litebroker_huey import LitebrokerStorage;"
+        f"storage = LitebrokerStorage('app', filename={storage.engine.location!r});"
+        "[storage.put_data(key, b'1') for key in ('r:one', b'rt:task')]"
+    )
+
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+    assert storage.peek_data("r:one") == b"1"
+    assert storage.peek_many(["r:two", "rt:task"]) == {"rt:task": b"1"}
+    assert storage.delete_data(b"r:one")
+    assert not storage.delete_data("r:one")
+    assert storage.pop_data("rt:task") == b"1"
+
+
+@pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 120, 1200])
+def test_any_number_of_flags_is_found(storage: LitebrokerStorage, count: int) -> None:
+    with storage.engine.transaction():
+        for number in range(count):
+            storage.put_data(f"r:{number:04}", b"1")
+    storage.put_data("rx", b"1")
+
+    found = [number for number in range(count + 1) if storage.peek_data(f"r:{number:04}") is not EmptyData]
+
+    assert found == list(range(count))
+
+
+def test_flags_are_kept_apart_from_results_whose_keys_look_alike(storage: LitebrokerStorage) -> None:
+    storage.put_data("report", b"1", is_result=True)
+    storage.put_data("r", b"2", is_result=True)
+
+    assert storage.peek_data("report") == b"1"
+    assert storage.peek_many(["r", "r:1"]) == {"r": b"2"}
