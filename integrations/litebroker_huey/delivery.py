@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import _thread  # noqa: F401 - as time
+import _thread  # noqa: F401 - native takes it from sys.modules
 import contextlib
 import contextvars
 import enum
 import logging
 import os
 import sys
-import time  # noqa: F401 - _native takes it from sys.modules
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 
 from litebroker import JobError, JobRecord, Lease, SQLiteStorage, State, Storage, StorageError, job_error
 from litebroker_huey.storage import LitebrokerStorage
@@ -22,6 +22,8 @@ logger = logging.getLogger("huey.litebroker")
 _current: contextvars.ContextVar[Delivery | None] = contextvars.ContextVar("litebroker_huey_delivery", default=None)
 
 _LONGEST_DELAY_MS = 60_000
+# How often the heartbeat's thread looks after what busy workers leave lying.
+_CHORES_S = 0.005
 
 
 def current_delivery() -> Delivery | None:
@@ -43,6 +45,8 @@ class _Phase(enum.Enum):
     """How far a delivery has come."""
 
     HELD = "held"
+    # All is done, and the lease will be ended together with others'.
+    LEAVING = "leaving"
     # The lease is ended. What the task asks for afterwards, having enqueued itself, is its own affair.
     ENDED = "ended"
     # Given back, but the task still runs, in a thread that the end of its process will stop. It may be done before.
@@ -74,6 +78,11 @@ class Delivery:
     @property
     def held(self) -> bool:
         return self._phase is _Phase.HELD
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether its lease is to be renewed."""
+        return self._phase in {_Phase.HELD, _Phase.LEAVING}
 
     @property
     def ended(self) -> bool:
@@ -118,6 +127,22 @@ class Delivery:
         if self.error is not None and self.storage.keep_dead:
             return engine.fail(self.lease, self.error, retry_in_ms=None) is not None
         return engine.complete([self.lease])[0]
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether its lease may be ended a little later: that is all there is to do, and nobody waits for it."""
+        return self.held and self.error is None and not self.consumed and self._job.dedupe_key is None
+
+    def leave(self) -> None:
+        """Its lease will be ended together with others', and is renewed until then."""
+        self._phase = _Phase.LEAVING
+
+    def left(self, *, ended: bool) -> None:
+        """Its lease was ended, or was lost before."""
+        self._phase = _Phase.ENDED if ended else _Phase.GONE
+        heartbeat_of(self.storage).drop(self)
+        if not ended:
+            self._log_lost()
 
     def lose(self) -> None:
         """The lease turned out to be lost."""
@@ -175,14 +200,22 @@ class Delivery:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """While in it, the lease is renewed, and this delivery is the current one."""
-        heartbeat = _heartbeat_of(self.storage)
+        heartbeat = heartbeat_of(self.storage)
         heartbeat.hold(self)
         token = _current.set(self)
         try:
             yield
         finally:
             _current.reset(token)
-            heartbeat.drop(self)
+            if self._phase is not _Phase.LEAVING:
+                heartbeat.drop(self)
+
+
+class Chores(Protocol):
+    """What wants to be looked after while workers are busy."""
+
+    def tidy(self, engine: Storage) -> bool:
+        """Do what is due, on this engine. Whether to come again soon."""
 
 
 class Heartbeat:
@@ -202,38 +235,60 @@ class Heartbeat:
         """In a forked child: the thread is not there, and what runs is the parent's."""
         self._held.clear()
         self._beating = False
-        self._starting = _native("_thread", "allocate_lock")()
+        self._starting = native("_thread", "allocate_lock")()
+        # Rings when it is released.
+        self._bell = native("_thread", "allocate_lock")()
+        self._bell.acquire()
+        self._chores: Callable[[], Chores | None] = lambda: None
 
     def hold(self, delivery: Delivery) -> None:
         self._held[delivery.lease] = delivery
         if not self._beating:
-            with self._starting:
-                if not self._beating:
-                    _native("_thread", "start_new_thread")(self._beat, ())
-                    self._beating = True
+            self._start()
 
     def drop(self, delivery: Delivery) -> None:
         self._held.pop(delivery.lease, None)
 
+    def watch(self, chores: Chores) -> None:
+        """Look after these every few milliseconds, until they say that it is enough."""
+        self._chores = weakref.ref(chores)
+        with contextlib.suppress(RuntimeError):  # it rings already
+            self._bell.release()
+        if not self._beating:
+            self._start()
+
+    def _start(self) -> None:
+        with self._starting:
+            if not self._beating:
+                native("_thread", "start_new_thread")(self._beat, ())
+                self._beating = True
+
     def _beat(self) -> None:
-        sleep: Callable[[float], None] = _native("time", "sleep")
         own: SQLiteStorage | None = None
+        interval = self._lease_ms / 3000
+        beat_at = monotonic() + interval
+        busy = False
         while True:
-            sleep(self._lease_ms / 3000)
-            storage = self._storage()
+            patience = _CHORES_S if busy else interval
+            busy = self._bell.acquire(True, max(0.0, min(beat_at - monotonic(), patience))) or busy
+            storage, chores = self._storage(), self._chores()
             if storage is None:
                 break
-            held = [delivery for delivery in list(self._held.values()) if delivery.held]
+            beats = monotonic() >= beat_at
+            held = [delivery for delivery in list(self._held.values()) if delivery.is_leased] if beats else []
             try:
-                if held and own is None and _threads_are_green():
+                if (held or busy) and own is None and _threads_are_green():
                     # Locks are gevent's: a native thread must not wait for one that a greenlet holds.
                     own = SQLiteStorage(storage.engine.location)
                     own.open()
-                if held:
-                    self._renew(own or storage.engine, held)
+                engine = own or storage.engine
+                if beats:
+                    beat_at = monotonic() + interval
+                    self._renew(engine, held)
+                busy = busy and chores is not None and chores.tidy(engine)
             except Exception:
-                logger.exception("The leases of %d running tasks could not be renewed; it is tried again.", len(held))
-            del storage
+                logger.exception("The leases of %d running tasks may not be renewed; it is tried again.", len(held))
+            del storage, chores
         if own is not None:
             own.close()
 
@@ -247,7 +302,8 @@ class Heartbeat:
 _heartbeats: weakref.WeakKeyDictionary[LitebrokerStorage, Heartbeat] = weakref.WeakKeyDictionary()
 
 
-def _heartbeat_of(storage: LitebrokerStorage) -> Heartbeat:
+def heartbeat_of(storage: LitebrokerStorage) -> Heartbeat:
+    """The one of this process."""
     heartbeat = _heartbeats.get(storage)
     return heartbeat or _heartbeats.setdefault(storage, Heartbeat(storage))
 
@@ -266,7 +322,7 @@ def _threads_are_green() -> bool:
     return monkey is not None and monkey.is_module_patched("threading")
 
 
-def _native(module: str, name: str) -> Any:
+def native(module: str, name: str) -> Any:
     """The standard library's own, whatever gevent has put in its place."""
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None:

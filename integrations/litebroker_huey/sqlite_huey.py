@@ -9,6 +9,8 @@ A few methods of `Huey` are widened; consumer, workers, scheduler and management
 * it was interrupted: it is given back;
 * huey's bookkeeping raised, mostly since the storage failed: it is given out again later, up to ``max_receives`` times;
 * its worker vanished: the engine takes it back.
+
+In a consumer, tasks come out of a `Prefetch`, and leases that nothing is stored with are ended there.
 """
 
 # mypy: disallow-untyped-calls=False
@@ -34,6 +36,7 @@ from huey.utils import Error
 from litebroker import JobError, JobRecord, Keep, State, StorageError, job_error
 from litebroker_huey.delivery import Delivery, current_delivery, no_delivery
 from litebroker_huey.periodic import due_ticks
+from litebroker_huey.prefetch import Prefetch
 from litebroker_huey.storage import LitebrokerStorage, Message
 
 logger = logging.getLogger("huey.litebroker")
@@ -46,6 +49,7 @@ _SIGNAL_TIMEOUT = "timeout"  # signals.SIGNAL_TIMEOUT is missing before huey 3.0
 _DELIVERY = "_litebroker_delivery"
 _MESSAGE = "_litebroker_message"
 _TICK = "_litebroker_tick"
+_SHUTDOWN_HOOK = "litebroker"
 # How many due tasks the scheduler leases at a time, to move them one by one.
 _DUE = 100
 _SHORTEST_WAIT_MS, _LONGEST_WAIT_MS = 1000, 15_000
@@ -104,8 +108,9 @@ class SQLiteHuey(api.Huey):
     """
 
     storage_class = LitebrokerStorage
-    # Set by a consumer: whether it stops.
+    # Set by a consumer: whether it stops, and what its workers share.
     _is_stopping: Callable[[], bool] = staticmethod(bool)
+    _prefetch: Prefetch | None = None
 
     def __init__(self, name: str = "huey", *args: Any, **options: Any) -> None:
         super().__init__(name, *args, **options)
@@ -138,7 +143,23 @@ class SQLiteHuey(api.Huey):
     def create_consumer(self, **options: Any) -> Any:
         consumer = super().create_consumer(**options)
         self._is_stopping = consumer.stop_flag.is_set
+        storage = self._live
+        if storage is not None and self._prefetch_of(storage) is None:
+            self._prefetch = Prefetch(storage)
+            # Before the application's own, which may take long.
+            others = {name: hook for name, hook in self._shutdown.items() if name != _SHUTDOWN_HOOK}
+            self._shutdown = {_SHUTDOWN_HOOK: self._prefetch.settle, **others}
         return consumer
+
+    def _prefetch_of(self, storage: LitebrokerStorage) -> Prefetch | None:
+        prefetch = self._prefetch
+        return prefetch if prefetch is not None and prefetch.storage is storage else None
+
+    def notify_interrupted_tasks(self) -> None:
+        super().notify_interrupted_tasks()
+        # The process ends under its threads now. What they have done is not to be run again.
+        if self._prefetch is not None:
+            self._prefetch.settle()
 
     # Into the queue
 
@@ -216,7 +237,8 @@ class SQLiteHuey(api.Huey):
         if storage is None:
             return super().dequeue()
         # A consumer that stops gives back what it interrupts. Its other workers are not to begin it once more.
-        job = storage.claim(unless=self._is_stopping)
+        prefetch = self._prefetch_of(storage)
+        job = (storage.claim if prefetch is None else prefetch.take)(unless=self._is_stopping)
         return None if job is None else self._deliver(storage, job)
 
     def _deliver(self, storage: LitebrokerStorage, job: JobRecord) -> Any:
@@ -252,7 +274,9 @@ class SQLiteHuey(api.Huey):
         delivery = _delivery_of(task)
         if delivery is None or not delivery.held:
             return super().execute(task, timestamp)
+        prefetch = self._prefetch_of(delivery.storage)
         with delivery.running():
+            started = time.monotonic()
             try:
                 value = super().execute(task, timestamp)
             except BaseException as error:
@@ -260,7 +284,11 @@ class SQLiteHuey(api.Huey):
                 if is_dead:
                     self._bury(delivery)
                 raise
-            if not delivery.gone:
+            if prefetch is not None:
+                prefetch.ran(time.monotonic() - started)
+            if prefetch is not None and delivery.may_leave:
+                prefetch.end_soon(delivery)
+            elif not delivery.gone:
                 delivery.end()
         return value
 

@@ -139,6 +139,9 @@ def _fill_huey(folder: Path) -> None:
 
 def _work_huey(folder: Path) -> None:
     huey, *_ = _huey(folder)
+    huey.create_consumer(workers=1)
+    for _ in range(100):
+        huey._prefetch.ran(0.0)  # noqa: SLF001 - so that it takes tasks for short, and claims several
     deadline = time.monotonic() + _LIMIT_S
     while time.monotonic() < deadline:
         for task in huey.read_schedule():
