@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Callable, Collection, MutableSequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from time import monotonic
 
@@ -39,10 +39,17 @@ class Stamp:
         return None if shared is None else bytes(shared[:_SIZE])
 
     def draw(self) -> None:
-        """Let all processes see that something has changed."""
-        shared: MutableSequence[int] | mmap.mmap | None = self._bytes or self._open()
-        if shared is not None:
-            shared[:_SIZE] = os.urandom(_SIZE)
+        """Let all processes see that something has changed. Where that cannot be told, they see it in half a second."""
+        shared = self._bytes or self._open()
+        if isinstance(shared, bytearray):
+            shared[:] = os.urandom(_SIZE)
+        elif shared is not None:
+            # Not through the memory: on a full disk, that would end the process (SIGBUS) instead of raising an error.
+            with contextlib.suppress(OSError), Path(self._path()).open("r+b", buffering=0) as file:
+                file.write(os.urandom(_SIZE))
+
+    def _path(self) -> str:
+        return f"{self._location()}-litebroker/huey-stamp"
 
     def _open(self) -> mmap.mmap | bytearray | None:
         location = self._location()
@@ -51,7 +58,7 @@ class Stamp:
         elif Path(location).is_absolute():
             # None as long as the folder is not there, or may not be written.
             with contextlib.suppress(OSError):
-                self._bytes = _map(f"{location}-litebroker/huey-stamp")
+                self._bytes = _map(self._path())
         return self._bytes
 
 
@@ -60,7 +67,7 @@ def _map(path: str) -> mmap.mmap:
     try:
         if os.fstat(file).st_size < _SIZE:
             os.ftruncate(file, _SIZE)
-        return mmap.mmap(file, _SIZE)
+        return mmap.mmap(file, _SIZE, access=mmap.ACCESS_READ)
     finally:
         os.close(file)
 
