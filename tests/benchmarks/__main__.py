@@ -209,7 +209,7 @@ def surroundings(bench: Bench) -> dict[str, str]:
         "Python": f"{platform.python_implementation()} {platform.python_version()}, SQLite {sqlite3.sqlite_version}",
         "system": f"{_system()}, {platform.machine()}, {os.cpu_count()} cores",
         "file system": (kind.stdout.split() or ["unknown"])[-1],
-        "load at the start": f"{os.getloadavg()[0]:.1f}",
+        "load before": f"{os.getloadavg()[0]:.1f}",
         "peers": ", ".join(version for name in dict.fromkeys(names) if (version := _version(name))) or "none",
         "turns": f"{bench.rounds} x 5 of {bench.turn_s:g} s, sizes x {bench.scale:g}",
     }

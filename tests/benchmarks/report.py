@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from tests.benchmarks.contestants import WHEN_KILLED, OursBelow
-from tests.benchmarks.measuring import OURS, Line
+from tests.benchmarks.measuring import OURS, RAW, Line
 
 BEGIN, END = "<!-- Made by `python -m tests.benchmarks --docs`: begin -->", "<!-- end -->"
 CHART = "benchmarks.svg"
@@ -21,7 +21,9 @@ HEADS = ("work", "level", "beside", OURS, "ratio", "CPU µs", "others", "to reac
 
 def markdown(where: Mapping[str, str], lines: Sequence[Line], *, chart: str | None = None) -> str:
     """Everything: on what, the chart, the figures, and who took part."""
-    parts = ["\n".join(f"* {name}: {value}" for name, value in where.items())]
+    loads = [line.load for line in lines if line.load is not None]
+    spread = {"load when a work began": f"{min(loads):.1f} to {max(loads):.1f}"} if loads else {}
+    parts = ["\n".join(f"* {name}: {value}" for name, value in {**where, **spread}.items())]
     if chart is not None:
         parts.append(f"![Rates of litebroker, of bare sqlite3, of Redis and of other queues]({chart})")
     parts += [figures(lines), took_part(lines)]
@@ -153,7 +155,7 @@ def _groups(lines: Sequence[Line]) -> Iterator[_Group]:
         rates = all(entry.text.endswith("/s") for entry in shown.values())
         if not rates or OURS not in shown or line.base not in shown or line.base in ITSELF:
             continue
-        if len(shown) < 3 and not line.wanted:
+        if line.base == RAW and len(shown) < 3 and not line.wanted:
             continue
         most = max(entry.value or 0 for entry in shown.values())
         bars = []

@@ -135,7 +135,7 @@ def depth(bench: Bench) -> Iterator[Line]:
 
     cases: dict[str, tuple[str, Callable[[Ours], None], str | None, float | None]] = {
         "at 1,000": ("", lambda it: it.fill(1000), None, None),
-        "pending": (f"claim + complete over {large:,}", pending, None, AT_DEPTH),
+        "pending": (f"claim + complete beside {large:,} pending", pending, None, AT_DEPTH),
         "delayed": (f"... beside {large:,} of the future", delayed, None, AT_DEPTH),
         "one group": ("... all of one group", one_group, "only", WITH_GROUPS),
         "groups": (f"... of {groups:,} groups", many_groups, "", WITH_GROUPS),
