@@ -95,7 +95,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog="python -m tests.benchmarks profile: where the time of add, claim + complete and process goes",
     )
     parser.add_argument("works", nargs="*", metavar="WORK", help=f"{', '.join(WORKS)}; all when none is named")
-    parser.add_argument("--quick", action="store_true", help="less of everything: about three minutes")
+    parser.add_argument("--quick", action="store_true", help="less of everything: about two minutes")
     parser.add_argument("--rounds", type=int, help="rounds of five turns for each contestant (3; 1 with --quick)")
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where the databases lie: on a real disk (.)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -182,7 +182,7 @@ def _end_children() -> None:
 
 def _bench(folder: Path, rounds: int | None, *, quick: bool) -> Bench:
     if quick:
-        return Bench(folder=folder, rounds=rounds or 1, turn_s=0.05, scale=0.2)
+        return Bench(folder=folder, rounds=rounds or 1, turn_s=0.05, scale=0.1)
     return Bench(folder=folder, rounds=rounds or 3)
 
 

@@ -82,7 +82,7 @@ def huey(bench: Bench) -> Iterator[Line]:
 
         def run(name: str) -> Sequence[float]:
             servers[name].choose()
-            found: Sequence[float] = module.measure(max(bench.count(10_000), 500))
+            found: Sequence[float] = module.measure(max(bench.count(6000), 500))
             return found
 
         found = _in_turns(bench, names, run, parts=len(keys))

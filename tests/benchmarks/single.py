@@ -380,7 +380,7 @@ def _done(queue: Queue[Any], jobs: list[int]) -> int:
 
 def growth(bench: Bench) -> Iterator[Line]:
     """The file after many jobs have gone through it, a thousand pending at any time; and the largest log."""
-    count = bench.count(50_000)
+    count = bench.count(30_000)
     kinds = [kind for kind in (Raw, Ours, LiteQueue, Honker) if not kind.missing()]
     sizes: dict[str, dict[str, float]] = {}
     settings, failures = {}, {}
