@@ -49,7 +49,7 @@ _SIGNAL_TIMEOUT = "timeout"  # signals.SIGNAL_TIMEOUT is missing before huey 3.0
 _DELIVERY = "_litebroker_delivery"
 _MESSAGE = "_litebroker_message"
 _TICK = "_litebroker_tick"
-_SHUTDOWN_HOOK = "litebroker"
+_SHUTDOWN_HOOK = "litebroker-leases"  # no name of a function
 # How many due tasks the scheduler leases at a time, to move them one by one.
 _DUE = 100
 _SHORTEST_WAIT_MS, _LONGEST_WAIT_MS = 1000, 15_000
