@@ -278,6 +278,8 @@ class Heartbeat:
             held = [delivery for delivery in list(self._held.values()) if delivery.is_leased] if beats else []
             try:
                 if (held or busy) and own is None and _threads_are_green():
+                    if storage.engine.location == ":memory:":
+                        return  # Only the greenlets can reach it.
                     # Locks are gevent's: a native thread must not wait for one that a greenlet holds.
                     own = SQLiteStorage(storage.engine.location)
                     own.open()

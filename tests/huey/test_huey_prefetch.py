@@ -377,6 +377,40 @@ assert (huey.pending_count(), huey.inflight_count()) == (0, 0)
     assert done.returncode == 0, done.stderr
 
 
+def test_greenlets_share_a_huey_in_memory(tmp_path: Path) -> None:
+    pytest.importorskip("gevent")
+    script = tmp_path / "green.py"
+    script.write_text(
+        """
+from gevent import monkey; monkey.patch_all()
+import time
+from litebroker_huey import SQLiteHuey
+
+huey = SQLiteHuey("app", filename=":memory:")
+ran = []
+
+@huey.task()
+def task(number, seconds):
+    ran.append(number)
+    time.sleep(seconds)
+
+for number in range(300):
+    task(number, 0.02 if number % 50 == 49 else 0)
+huey.create_consumer(workers=2, worker_type="greenlet").start()
+deadline = time.monotonic() + 20
+while (huey.pending_count() or huey.inflight_count()) and time.monotonic() < deadline:
+    time.sleep(0.01)
+assert sorted(ran) == list(range(300)), ran
+assert huey.inflight_count() == 0
+"""
+    )
+
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=30, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "was lost" not in done.stderr
+
+
 def test_without_a_consumer_each_task_is_claimed_and_ended_by_itself(tmp_path: Path) -> None:
     huey = SQLiteHuey("app", filename=tmp_path / "jobs.db", read_timeout=0.01)
 
