@@ -166,6 +166,8 @@ class Heartbeats:
         return any(is_started(args[1]) for args in commands if len(args) > 1) and all(map(self._registers, commands))
 
     def _registers(self, args: list[bytes]) -> bool:
+        if len(args) < 3 or (args[0] == b"HSET" and len(args) % 2):  # noqa: PLR2004 - what is refused is refused at once
+            return False
         name, key = args[:2]
         if key == self.key:
             return name == b"HSET" and b"birth" not in args

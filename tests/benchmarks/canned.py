@@ -17,7 +17,7 @@ import redis
 from litebroker_rq import SQLiteConnection, connect
 from litebroker_rq.connection import SQLiteFileConnection
 
-_NAP_S = 0.2  # of a thread that listens to messages, of which none comes
+_NAP_S = 0.01  # of a thread that listens to messages, of which none comes
 
 Commands = Iterable[Sequence[Any]]
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -302,6 +303,22 @@ def test_an_execution_is_written_before_what_its_worker_writes_next(
 
     connection.set("next", 1)
 
+    assert len(entries(path)) == 1
+    worker.register_death()
+
+
+def test_a_command_that_is_refused_beside_an_execution_is_refused_at_once(
+    connection: SQLiteConnection, queue: rq.Queue, path: Path
+) -> None:
+    worker, job = performing_worker(connection, queue)
+    pipeline: Any = connection.pipeline()
+    rq.executions.Execution.create(job, 90, pipeline=pipeline, worker_name=worker.name)
+    pipeline.execute_command("DBSIZE")
+    pipeline.execute_command("HSET", worker.key, "state", "busy", "odd")
+
+    replies = pipeline.execute(raise_on_error=False)
+
+    assert isinstance(replies[-1], redis.ResponseError)
     assert len(entries(path)) == 1
     worker.register_death()
 
