@@ -133,10 +133,6 @@ class Prefetch:
 
     # With the lock
 
-    def _empty(self) -> tuple[list[Delivery], list[JobRecord]]:
-        done, self._done = self._done, []
-        return done, self._empty_buffer()
-
     def _empty_buffer(self) -> list[JobRecord]:
         jobs = list(self._buffer)
         self._buffer.clear()
@@ -147,6 +143,12 @@ class Prefetch:
         return self._waiting.pop() if self._waiting else None
 
     # Without it
+
+    def _empty(self) -> tuple[list[Delivery], list[JobRecord]]:
+        """Take out what is to be ended, and what has not begun."""
+        with self._lock:
+            done, self._done = self._done, []
+            return done, self._empty_buffer()
 
     def _next(self) -> JobRecord | None:
         """The next of those that were claimed ahead, unless they are stale."""
@@ -171,8 +173,7 @@ class Prefetch:
         if unless():
             return None
         storage = self.storage
-        with self._lock:
-            done, unbegun = self._empty()
+        done, unbegun = self._empty()
         limit = max(1, min(self._most, int(_AHEAD_S / max(self._seconds, 1e-9))))
         stamp = storage.stamp.read()
         stale_at = monotonic() + min(_STALE_S, storage.lease_ms / 1000)
@@ -193,8 +194,9 @@ class Prefetch:
         first = None if unless() else claimed.pop(0)
         if claimed:
             with self._lock:
+                # What `tidy` could not give back may be there.
+                self._stale_at = 0.0 if self._buffer else stale_at
                 self._buffer.extend(claimed)
-                self._stale_at = stale_at
                 self._stamp = stamp
                 listener = self._who_waits()
                 watched, self._watched = self._watched, True

@@ -66,7 +66,7 @@ def _map(path: str) -> mmap.mmap:
     file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
         if os.fstat(file).st_size < _SIZE:
-            os.ftruncate(file, _SIZE)
+            os.write(file, bytes(_SIZE))  # So that there is a place on the disk for it, however full that becomes.
         return mmap.mmap(file, _SIZE, access=mmap.ACCESS_READ)
     finally:
         os.close(file)

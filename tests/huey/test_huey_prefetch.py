@@ -12,9 +12,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +335,41 @@ def test_leases_are_ended_and_tasks_given_back_when_the_storage_can_do_it_again(
     assert not huey.dead_tasks()
     assert all(job.attempts == 0 for job in huey.storage.jobs(huey.storage.queue, State.PENDING))
     huey.storage.close()
+
+
+def test_while_workers_stop_others_begin_each_task_once(huey: SQLiteHuey) -> None:
+    ran: list[int] = []
+    errors: list[Exception] = []
+
+    @huey.task()
+    def task(number: int) -> None:
+        ran.append(number)
+
+    def act(what: Callable[[], object]) -> None:
+        try:
+            while len(ran) < 1500:
+                what()
+        except Exception as error:  # noqa: BLE001 - the test shows it
+            errors.append(error)
+
+    for number in range(1500):
+        task(number)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that threads meet wherever they can
+    try:
+        acts = [partial(run_next, huey)] * 3 + [prefetch(huey).settle] * 2
+        threads = [threading.Thread(target=act, args=(what,), daemon=True) for what in acts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert not errors
+    prefetch(huey).settle()
+    assert sorted(ran) == list(range(1500))
+    assert huey.inflight_count() == 0
 
 
 def test_a_forked_child_leaves_alone_what_its_parent_has_claimed(tmp_path: Path) -> None:
