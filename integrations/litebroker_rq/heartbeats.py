@@ -131,10 +131,10 @@ class Heartbeats:
 
         None when the commands must run now.
         """
-        if self.key is None and not self._queues:
-            return None
         if self._is_known_queue(commands):
             kinds: list[_Command] = ["queue"]
+        elif self.key is None:
+            return None
         else:
             execution = self._performs and self._is_execution(commands)
             kinds = [self._kind(args, "execution" if execution else "other") for args in commands]
