@@ -93,10 +93,6 @@ def stop(process: subprocess.Popen[str]) -> None:
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def lock_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "litebroker-writer-lock"]
-
-
 @contextlib.contextmanager
 def raising_on_signal() -> Iterator[type[Exception]]:
     class StruckError(Exception):
@@ -189,29 +185,19 @@ def test_a_stopped_holder_costs_the_timeout_and_no_more(tmp_path: Path, in_threa
         assert 0.2 <= took < 5
 
 
-def test_timeouts_do_not_pile_up_threads(tmp_path: Path) -> None:
-    lock = WriterLock(tmp_path)
+def test_who_gave_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    lock, other = WriterLock(tmp_path), WriterLock(tmp_path)
+    threads = threading.active_count()
     with started(HOLDER, tmp_path) as holder:
-        stop(holder)
-
         answers = [lock.acquire(10) for _ in range(20)]
 
-        assert not any(answers)
-        assert len(lock_threads()) == 1
-
-
-def test_a_lock_that_comes_after_the_timeout_is_let_go(tmp_path: Path) -> None:
-    late, other = WriterLock(tmp_path), WriterLock(tmp_path)
-    with started(HOLDER, tmp_path) as holder:
-        assert not late.acquire(20)
-        (thread,) = lock_threads()
-
         tell(holder)
-        thread.join(20)
 
+        assert not any(answers)
+        assert threading.active_count() == threads
         assert other.acquire(20_000)
         other.release()
-        assert late.acquire(20_000)
+        assert lock.acquire(20_000)
 
 
 def test_who_gave_up_can_come_back_for_the_same_wait(tmp_path: Path) -> None:
@@ -228,14 +214,16 @@ def test_who_gave_up_can_come_back_for_the_same_wait(tmp_path: Path) -> None:
 
 def test_close_while_a_thread_stands_in_line_leaves_nothing_locked(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path)
+    answers: list[bool] = []
+    waiter = threading.Thread(target=lambda: answers.append(lock.acquire(500)))
     with started(HOLDER, tmp_path) as holder:
-        assert not lock.acquire(20)
-        (thread,) = lock_threads()
+        waiter.start()
 
         lock.close()
+        waiter.join(20)
         tell(holder)
-        thread.join(20)
 
+        assert answers == [False]
         assert WriterLock(tmp_path).acquire(20_000)
 
 
@@ -450,8 +438,6 @@ def test_signal_handlers_that_acquire_while_others_write_leave_the_lock_usable(t
     assert codes == [0, 0]
     assert struck
     assert turns
-    for left in lock_threads():
-        left.join(20)
     assert WriterLock(tmp_path / "side").acquire(0)
 
 

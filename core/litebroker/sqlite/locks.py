@@ -14,8 +14,8 @@ import functools
 import logging
 import os
 import secrets
-import threading
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -33,30 +33,36 @@ _NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.
 if fcntl is not None:
     _flock = fcntl.flock
     _EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
-    _EXCLUSIVE_BLOCKING = fcntl.LOCK_EX
     _SHARED = fcntl.LOCK_SH | fcntl.LOCK_NB
     _UNLOCK = fcntl.LOCK_UN
 
-# Measured with 2 to 16 processes on 2 cores that do nothing but take the lock for 60 us at a time. Shorter
-# values shorten the longest wait and cost throughput.
-_POLL_S = 0.002  # a wait shorter than this needs no thread
-_FIRST_NAP_S = 0.00005
-_LONGEST_NAP_S = 0.0005
-_TURN_S = 0.002  # how long one process may go on taking the lock while others stand in line
-# What a thread that sleeps in flock needs to wake up; in vain, the next pause is longer, as the processors are busy.
-_COURTESY_S = (0.0001, 0.0002, 0.0004, 0.0008)
+# Measured with 2 to 16 processes on 2 cores that add, claim and complete. When another process comes to write, its
+# caches are cold, SQLite's included, which costs as much as ten operations. Shorter turns shorten the longest wait.
+_TURN_S = 0.003  # how long one process may go on taking the lock while others stand in line
+_FIRST_NAPS_S = (
+    0.00005,
+    0.0001,
+    0.0002,
+)  # of who has not had the lock for a while: mostly, it is taken for one operation
+_NAP_S = 0.0003  # of who does not know when the turn ends, or knows that it has ended
+_STAGGER_S = 0.0002  # so long after the end of a turn look all but the one who has waited longest
+# How long stays away who had a turn; longer, when nobody took the lock meanwhile, as the processors are busy.
+_COURTESY_S = (0.0004, 0.0008, 0.0016)
+# In the lock file, by the clock that all processes share: when the turn ends, and since when the eldest waits.
+_TURN = struct.Struct("dd")
+_SINCE = struct.Struct("d")
 
 
 class WriterLock:
     """Which process may write now. For one thread at a time; it is not the lock between threads.
 
-    A flock alone is as good as its luck: whoever releases it takes it again before those in line have woken up,
-    and to wait for it has no limit. So a waiter first looks again a few times, then lets a thread block in
-    flock for it, which stands in the kernel's line and can be left behind; and who had the lock for 2 ms, and comes
-    again, pauses for a moment if somebody stands there.
+    A flock alone is as good as its luck: whoever releases it takes it again before those in line have woken up, they
+    wake at each release, and to wait for it has no limit. So nobody blocks in flock. Who finds the lock taken looks
+    again a few times, and then stands in line: he sleeps until the end of the turn of who has it, which is written in
+    the lock file, and looks then. Who has had his turn, and comes again, stays away for a moment if somebody is there.
 
     If the lock file is deleted in use, a new one takes its place: the file that is open is compared with the one
-    that is there after any wait, after any pause, and every 2 ms. So long may two processes hold two different files.
+    that is there after any wait, after any pause, and every 3 ms. So long may two processes hold two different files.
 
     To be safe from exceptions that signal handlers raise, call `acquire` inside the ``try`` whose ``finally`` calls
     `release` itself. A signal handler that acquires while the thread that it interrupted is inside `acquire` gets False
@@ -77,12 +83,12 @@ class WriterLock:
         self._flock_works = fcntl is not None
         self._line = -1  # of write.wait: those who stand in line share a lock on it
         self._line_identity: tuple[int, int] | None = None
-        self._delegate: _Delegate | None = None  # while it stands in line, the descriptor is its own
         self._busy_until = 0.0
         self._disturbed = False
         self._in_vain = 0
         self._easy_until = 0.0
         self._taken_at = 0.0
+        self._contended = False  # somebody stood in line when this turn began
         self._use(-1)
 
     def acquire(self, timeout_ms: int) -> bool:
@@ -128,15 +134,11 @@ class WriterLock:
 
         To be called before a fork: a lock belongs to the opening of the file, which a child would share.
         """
-        delegate, self._delegate = self._delegate, None
-        if delegate is not None:
-            delegate.dismiss()
         self._shut()
 
     def forget(self) -> None:
         """In a child that was forked without a `close` before: close the descriptors, and leave the parent its lock."""
-        delegate, self._delegate = self._delegate, None
-        files = [self._file, self._line, delegate.file if delegate is not None else -1]
+        files = self._file, self._line
         self._line = -1
         self._use(-1)
         for file in files:
@@ -147,81 +149,90 @@ class WriterLock:
     def _acquire_with_care(self, now: float, deadline: float) -> bool:
         if not self._flock_works:
             return True
-        if now < self._taken_at + _TURN_S:
-            self._let_others_go_first()
+        goes_on = now < self._taken_at + _TURN_S
+        self._contended = goes_on and self._let_others_go_first()
         while True:
             self._disturbed = False
-            locked = self._wait(deadline)
+            locked = self._wait(deadline, () if goes_on else _FIRST_NAPS_S)
             now = monotonic()
             if not locked:
                 if now >= deadline:
                     return False
-            elif not self._disturbed:
-                if self._is_current() or not self._flock_works:
-                    self._taken_at = now
-                    self._easy_until = now + _TURN_S
+            elif self._is_current() or not self._flock_works:
+                self._begin_turn(now)
+                if not self._disturbed:
                     return True
+            else:
                 self._shut()
 
-    def _wait(self, deadline: float) -> bool:
+    def _begin_turn(self, now: float) -> None:
+        self._taken_at = now
+        self._easy_until = now + _TURN_S
+        if self._contended:
+            # Those in line sleep until then. Where it cannot be written, they look more often.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.pwrite(self._file, _TURN.pack(self._easy_until, 0.0), 0)
+
+    def _wait(self, deadline: float, naps: Sequence[float]) -> bool:
         try:
-            return self._poll(min(deadline, monotonic() + _POLL_S)) or self._stand_in_line(deadline)
+            if self._file < 0:
+                self._open()
+            for nap in (*naps, 0.0):
+                if self._try():
+                    return True
+                left = deadline - monotonic()
+                if left <= 0:
+                    return False
+                if nap:
+                    sleep(min(nap, left))
+            return self._stand_in_line(deadline)
         except OSError as error:
             if error.errno == errno.EBADF:  # somebody closed all descriptors of this process
                 self._shut()
-                return self._poll(deadline)
+                return False
             if error.errno not in _NO_FLOCK:
                 raise
             log.warning("no flock on %s (%s): writers rely on SQLite's own locks", self._path, error)
             self._flock_works = False
             return True
 
-    def _poll(self, until: float) -> bool:
-        if self._delegate is not None and self._delegate.call_back():
+    def _try(self) -> bool:
+        try:
+            _flock(self._file, _EXCLUSIVE)
+        except (BlockingIOError, ValueError):  # ValueError: a signal handler has closed it
             return False
-        self._delegate = None
-        if self._file < 0:
-            self._open()
-        nap = _FIRST_NAP_S
-        while self._file >= 0:  # else a signal handler has closed it
-            try:
-                _flock(self._file, _EXCLUSIVE)
-            except BlockingIOError:
-                left = until - monotonic()
-                if left <= 0:
-                    return False
-                sleep(min(nap, left))
-                nap = min(nap * 1.5, _LONGEST_NAP_S)
-            else:
-                return True
-        return False
+        return True
 
     def _stand_in_line(self, deadline: float) -> bool:
-        if monotonic() >= deadline:
-            return False
-        delegate = self._delegate
-        if delegate is None and self._file < 0:
-            return False
-        if delegate is None:
-            delegate = self._delegate = _Delegate(self._file)
-            self._use(-1)
-            try:
-                threading.Thread(target=delegate.run, name="litebroker-writer-lock", daemon=True).start()
-            except RuntimeError:  # no more threads, or the interpreter is on its way out
-                self._delegate = None
-                self._use(delegate.file)
-                return self._poll(deadline)
+        self._contended = True
         self._mark_line()
+        since = monotonic()
         try:
-            delegate.wait(deadline)
+            while self._file >= 0:
+                now = monotonic()
+                nap = self._rest_of_turn(now, since) if now < deadline else 0.0
+                if nap <= 0:
+                    if self._try():
+                        return True
+                    if now >= deadline:
+                        return False
+                    nap = _NAP_S
+                sleep(min(nap, deadline - now))
+            return False
         finally:
-            locked = delegate.settle()
-            if locked and self._delegate is delegate:
-                self._delegate = None
-                self._use(delegate.file)
             with contextlib.suppress(OSError, ValueError):
                 _flock(self._line, _UNLOCK)
-        return locked
+
+    def _rest_of_turn(self, now: float, since: float) -> float:
+        """How long to sleep until the turn of who has the lock ends; 0 when it has ended, or nothing is known of it."""
+        with contextlib.suppress(OSError, ValueError, AttributeError, struct.error):
+            end, eldest = _TURN.unpack(os.pread(self._file, _TURN.size, 0))
+            if now < end <= now + _TURN_S:
+                if since <= eldest or eldest == 0:
+                    os.pwrite(self._file, _SINCE.pack(since), _SINCE.size)
+                    return float(end - now)
+                return float(end - now + _STAGGER_S)
+        return 0.0
 
     def _mark_line(self) -> None:
         """Let those who have the lock see that somebody stands in line. Without it, the wait is just longer."""
@@ -229,21 +240,19 @@ class WriterLock:
             self._open_line()
             _flock(self._line, _SHARED)
 
-    def _let_others_go_first(self) -> None:
-        """If somebody stands in line, stay away for as long as it takes to wake up."""
+    def _let_others_go_first(self) -> bool:
+        """If somebody stands in line, stay away for as long as it takes to wake up. Whether somebody does."""
         try:
             self._open_line()
             _flock(self._line, _EXCLUSIVE)
             _flock(self._line, _UNLOCK)
         except BlockingIOError:
             sleep(_COURTESY_S[self._in_vain % len(_COURTESY_S)])
-            try:
-                _flock(self._file, _EXCLUSIVE)
-                self._in_vain += 1
-            except (OSError, ValueError):
-                self._in_vain = 0
+            self._in_vain = self._in_vain + 1 if self._try() else 0
+            return True
         except (OSError, ValueError):
             pass
+        return False
 
     def _open_line(self) -> None:
         if self._line < 0:
@@ -282,63 +291,6 @@ class WriterLock:
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-class _Delegate:
-    """A thread that stands in line for somebody who may leave. It owns the descriptor while it does.
-
-    Attributes:
-        file: The descriptor, locked or not; -1 once it is closed.
-    """
-
-    def __init__(self, file: int) -> None:
-        self.file = file
-        self._mutex = threading.RLock()  # re-entrant for the sake of signal handlers
-        self._wanted = True
-        self._locked = False
-        self._done = threading.Lock()
-        self._done.acquire()
-
-    def run(self) -> None:
-        try:
-            _flock(self.file, _EXCLUSIVE_BLOCKING)
-            locked = True
-        except OSError:
-            locked = False
-        with self._mutex:
-            if locked and self._wanted:
-                self._locked = True
-            else:
-                self._close()
-        self._done.release()
-
-    def wait(self, deadline: float) -> None:
-        """Return when it has come to an end, or at the deadline."""
-        if self._done.acquire(timeout=max(0.0, deadline - monotonic())):
-            self._done.release()
-
-    def settle(self) -> bool:
-        """True: it has the lock, and its caller the descriptor. False: it goes on alone, and lets go at once."""
-        with self._mutex:
-            self._wanted = self._locked
-            return self._locked
-
-    def call_back(self) -> bool:
-        """Want the lock again after all. False when it is too late: it is gone, and the descriptor closed."""
-        with self._mutex:
-            self._wanted = self.file >= 0
-            return self._wanted
-
-    def dismiss(self) -> None:
-        """Close its descriptor. If it is blocked in flock, the kernel unlocks as soon as that returns."""
-        with self._mutex:
-            self._wanted = False
-            self._close()
-
-    def _close(self) -> None:
-        file, self.file = self.file, -1
-        if file >= 0:
-            os.close(file)
 
 
 class Liveness:
