@@ -70,6 +70,7 @@ class Tx:
         durable: It is on disk before its caller goes on.
         pages: How many pages of the WAL it writes, about.
         looked: The queues whose due times and leases were looked at, and when.
+        registered: This process became known as one that claims.
     """
 
     pages = 4
@@ -77,6 +78,7 @@ class Tx:
     topics: set[str] | None = None
     lapsed: list[JobRecord] | None = None
     looked: dict[int, tuple[int, int]] | None = None
+    registered = False
 
     def __init__(self, db: Connection, *, durable: bool = False) -> None:
         self.db = db
@@ -145,6 +147,8 @@ class Engine:
         self._writer_lock = WriterLock(self._sidecar) if self._sidecar is not None else None
         self._closed = False
         self._spoiled = False
+        # The file, and the version of its schema, that were found good.
+        self._checked: tuple[tuple[int, int] | None, int] | None = None
         self._fresh()
         _engines.add(self)
         fork.register(self)
@@ -461,6 +465,8 @@ class Engine:
         if tx is None:
             return
         self.after(tx)
+        if tx.registered:
+            self._registered = True
         if tx.durable:
             self._sync(sequence)
         if tx.lapsed:
@@ -652,7 +658,8 @@ class Engine:
             db = connect(":memory:", self.driver, busy_timeout_ms=self._busy_timeout_ms)
             schema.migrate(db, 0)
         else:
-            self._refuse_bad_places()
+            if self._identity is None or _identity(self.path) != self._identity:
+                self._refuse_bad_places()
             self._refuse_deleted()
             self._refuse_another_driver()
             self._look_first()
@@ -661,10 +668,18 @@ class Engine:
                 self._lock_writer()
                 db = connect(self.path, self.driver, busy_timeout_ms=self._busy_timeout_ms)
                 try:
-                    found = schema.check(db, self.path, shared=self.shared)
-                    schema.use_wal(db, self.path, busy_timeout_ms=self._busy_timeout_ms)
-                    schema.migrate(db, found)
                     identity = _identity(self.path)
+                    ((cookie,),) = db.rows("pragma schema_version")
+                    # After a fork it is the file that was looked at before, and its tables are as they were.
+                    found = None
+                    if self._checked != (identity, cookie):
+                        found = schema.check(db, self.path, shared=self.shared)
+                    schema.use_wal(db, self.path, busy_timeout_ms=self._busy_timeout_ms)
+                    if found is not None:
+                        schema.migrate(db, found)
+                        identity = _identity(self.path)
+                        ((cookie,),) = db.rows("pragma schema_version")
+                        self._checked = (identity, cookie)
                     if self._identity not in {None, identity}:
                         self._forget_file()
                     self._identity = identity
@@ -827,9 +842,6 @@ class Engine:
                 self._liveness = None
             self.identities.change_process()
 
-    def registration_committed(self) -> None:
-        self._registered = True
-
     def hold_liveness(self) -> None:
         if self._sidecar is None:
             return
@@ -919,6 +931,7 @@ def in_savepoint(tx: Tx, op: Callable[[Tx], R]) -> R:
             tx.db.rows("rollback to litebroker")
             tx.db.rows("release litebroker")
         tx.looked = None
+        tx.registered = False
         raise
     tx.db.rows("release litebroker")
     return result

@@ -138,7 +138,7 @@ class JobVerbs(Session):
             wanted = [(name, queue) for name, queue in wanted if self._may_have_jobs(queue)]
         if limit < 1 or not wanted:
             return []
-        self._register(joined=joined)
+        self._register()
         claimed, rest = self._claim_of(wanted, limit, lease_ms)
         while rest:
             # Another process has made the first groups of this queue.
@@ -203,13 +203,16 @@ class JobVerbs(Session):
         now, steady = self._engine.clock.now_ms(), self._engine.steady_ms()
         return bool(ready) or (due is not None and due <= now) or (lease_end is not None and lease_end <= steady)
 
-    def _register(self, *, joined: bool) -> None:
+    def _register(self) -> None:
         engine = self._engine
         if engine.registered:
             return
-        self._write(lambda tx: engine.register(tx.db), lasting=False, single=True)
-        if not joined:
-            engine.registration_committed()
+
+        def op(tx: Tx) -> None:
+            engine.register(tx.db)
+            tx.registered = True  # Once it is committed: a transaction that this joins may yet be rolled back.
+
+        self._write(op, lasting=False, single=True)
 
     def _take_back(self, tx: Tx, name: str, queue: int) -> list[JobRecord]:
         """Recover what has lapsed and promote what is due, at most once a millisecond; those that failed by it."""
