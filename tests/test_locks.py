@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -574,7 +575,7 @@ def test_descriptors_that_somebody_closed_are_opened_again(tmp_path: Path) -> No
     lock = WriterLock(tmp_path)
     assert lock.acquire(0)
     lock.release()
-    descriptors = [int(entry.name) for entry in Path("/dev/fd").iterdir() if entry.resolve() == tmp_path / "write.lock"]
+    descriptors = descriptors_of(tmp_path / "write.lock")
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -583,6 +584,32 @@ def test_descriptors_that_somebody_closed_are_opened_again(tmp_path: Path) -> No
     assert descriptors
     assert got
     assert not WriterLock(tmp_path).acquire(0)
+
+
+def test_a_descriptor_that_somebody_closed_is_opened_again_where_others_stand_in_line(tmp_path: Path) -> None:
+    lock = WriterLock(tmp_path)
+    line = os.open(tmp_path / "write.wait", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(line, fcntl.LOCK_SH)
+    while len(descriptors_of(tmp_path / "write.wait")) < 2:  # at the end of a turn, it looks who stands in line
+        for _ in range(1000):
+            assert lock.acquire(1000)
+            lock.release()
+    descriptors = descriptors_of(tmp_path / "write.lock")
+    assert lock.acquire(1000)
+    lock.release()
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+    got = lock.acquire(1000)
+
+    assert got
+    assert not WriterLock(tmp_path).acquire(0)
+    os.close(line)
+
+
+def descriptors_of(file: Path) -> list[int]:
+    """Of this process."""
+    return [int(entry.name) for entry in Path("/dev/fd").iterdir() if entry.resolve() == file]
 
 
 def test_the_sidecar_is_made_with_the_users_umask_but_not_the_databases_folder(tmp_path: Path) -> None:

@@ -39,11 +39,8 @@ if fcntl is not None:
 # Measured with 2 to 16 processes on 2 cores that add, claim and complete. When another process comes to write, its
 # caches are cold, SQLite's included, which costs as much as ten operations. Shorter turns shorten the longest wait.
 _TURN_S = 0.003  # how long one process may go on taking the lock while others stand in line
-_FIRST_NAPS_S = (
-    0.00005,
-    0.0001,
-    0.0002,
-)  # of who has not had the lock for a while: mostly, it is taken for one operation
+# Of who has not had the lock for a while: mostly, it is taken for one operation.
+_FIRST_NAPS_S = (0.00005, 0.0001, 0.0002)
 _NAP_S = 0.0003  # of who does not know when the turn ends, or knows that it has ended
 _STAGGER_S = 0.0002  # so long after the end of a turn look all but the one who has waited longest
 # How long stays away who had a turn; longer, when nobody took the lock meanwhile, as the processors are busy.
@@ -248,7 +245,8 @@ class WriterLock:
             _flock(self._line, _UNLOCK)
         except BlockingIOError:
             sleep(_COURTESY_S[self._in_vain % len(_COURTESY_S)])
-            self._in_vain = self._in_vain + 1 if self._try() else 0
+            with contextlib.suppress(OSError):  # `_wait` meets it too, and knows what to do
+                self._in_vain = self._in_vain + 1 if self._try() else 0
             return True
         except (OSError, ValueError):
             pass
