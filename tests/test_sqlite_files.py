@@ -757,7 +757,6 @@ MIGRATE_TO = """
 import os, signal, sys
 from litebroker.sqlite import schema
 from litebroker.sqlite.connection import connect
-from litebroker.sqlite.schema import PAGE_BYTES
 db = connect(sys.argv[1], "sqlite3", busy_timeout_ms=10_000)
 schema.use_wal(db, sys.argv[1])
 real, left = type(db).rows, int(sys.argv[2])

@@ -51,8 +51,6 @@ class Shares:
 class _Timed(sqlite3.Connection):
     """Python's driver, its calls timed, by what they are."""
 
-    spent: dict[str, float]
-
     def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
         began = time.perf_counter()
         try:
