@@ -393,16 +393,20 @@ def test_where_huey_is_missing_the_error_says_what_to_install() -> None:
 
 
 def test_a_flag_of_another_process_is_seen_at_once(storage: LitebrokerStorage) -> None:
-    assert storage.peek_data("r:one") is EmptyData
-    assert storage.peek_many(["r:two", "rt:task"]) == {}
-    assert not storage.delete_data("r:one")
     script = (
         "from litebroker_huey import LitebrokerStorage;"
         f"storage = LitebrokerStorage('app', filename={storage.engine.location!r});"
+        "print('ready', flush=True); input();"
         "[storage.put_data(key, b'1') for key in ('r:one', b'rt:task')]"
     )
-
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        assert other.stdout.readline()
+        assert storage.peek_data("r:one") is EmptyData
+        assert storage.peek_many(["r:two", "rt:task"]) == {}
+        assert not storage.delete_data("r:one")
+        other.communicate("\n", timeout=30)
 
     assert storage.peek_data("r:one") == b"1"
     assert storage.peek_many(["r:two", "rt:task"]) == {"rt:task": b"1"}
