@@ -39,6 +39,7 @@ class Kept:
     Attributes:
         commands: Those that are run as they came.
         fields: What is to be set in hashes.
+        expire_at_ms: When keys are to end.
         since: When the first of it came, on the monotonic clock; None when there is nothing.
     """
 
