@@ -201,7 +201,7 @@ def test_who_gave_up_leaves_nothing_behind(tmp_path: Path) -> None:
         assert lock.acquire(20_000)
 
 
-def test_who_gave_up_can_come_back_for_the_same_wait(tmp_path: Path) -> None:
+def test_who_gave_up_can_come_back(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path)
     with started(HOLDER, tmp_path) as holder:
         assert not lock.acquire(20)

@@ -514,12 +514,12 @@ def test_tasks_that_take_long_behind_short_ones_run_side_by_side(application: Ap
     for number in range(300):
         work(number)
     for number in range(300, 304):
-        work(number, 30)
+        work(number, 300)
 
     application.start(kind, 4)
 
     # Though one worker has claimed all of them, taking them for short.
-    wait_until(lambda: len(application.notes("start")) == 304)
+    wait_until(lambda: len(application.notes("start")) == 304, seconds=50)
     assert len(application.done()) == 300
 
 
