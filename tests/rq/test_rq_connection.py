@@ -307,13 +307,15 @@ def test_an_execution_is_written_before_what_its_worker_writes_next(
     worker.register_death()
 
 
+@pytest.mark.parametrize("beside", [[], ["DBSIZE"]])
 def test_a_command_that_is_refused_beside_an_execution_is_refused_at_once(
-    connection: SQLiteConnection, queue: rq.Queue, path: Path
+    beside: list[str], connection: SQLiteConnection, queue: rq.Queue, path: Path
 ) -> None:
     worker, job = performing_worker(connection, queue)
     pipeline: Any = connection.pipeline()
     rq.executions.Execution.create(job, 90, pipeline=pipeline, worker_name=worker.name)
-    pipeline.execute_command("DBSIZE")
+    for name in beside:
+        pipeline.execute_command(name)
     pipeline.execute_command("HSET", worker.key, "state", "busy", "odd")
 
     replies = pipeline.execute(raise_on_error=False)
