@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -476,6 +478,62 @@ say(storage.add([job()])[0].created)
     assert "deleted while it was in use" in said[3][0]
     assert said[4] == [True]
     assert len(ids(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ("drop index litebroker_job_ready", ["SchemaError"]),
+        ("alter table litebroker_job add column extra text", ["SchemaError"]),
+        ("create table litebroker_own(id)", []),
+    ],
+)
+def test_a_child_looks_again_at_tables_that_were_changed_meanwhile(path: Path, change: str, refused: list[str]) -> None:
+    said = scene(
+        f"""
+import sqlite3
+storage = SQLiteStorage(path)
+storage.add([job()])
+
+def use():
+    other = sqlite3.connect(path)
+    other.execute({change!r})
+    other.close()
+    try:
+        storage.add([job()])
+    except StorageError as error:
+        say(type(error).__name__)
+
+child(use)
+""",
+        path,
+    )
+
+    assert said == [[name] for name in refused]
+
+
+def test_a_child_looks_at_a_file_that_took_the_place_of_the_one_in_use(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(f"{path}.other")) as db:
+        db.execute("create table theirs(id)")
+
+    said = scene(
+        """
+storage = SQLiteStorage(path)
+storage.add([job()])
+
+def use():
+    os.replace(path + ".other", path)
+    try:
+        storage.add([job()])
+    except StorageError as error:
+        say(type(error).__name__)
+
+child(use)
+""",
+        path,
+    )
+
+    assert said == [["ForeignDatabaseError"]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
