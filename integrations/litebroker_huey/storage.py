@@ -326,8 +326,11 @@ class LitebrokerStorage(BaseStorage):
     def _flush(self, queue: str) -> None:
         """Forget all jobs, those too that workers hold: what they have begun, they finish, but it leads to nothing."""
         self.engine.purge(queue, [State.PENDING])
-        if held := [job.lease for job in self.jobs(queue, State.ACTIVE)]:
+        with self.engine.transaction():
+            held = [job.lease for job in self.jobs(queue, State.ACTIVE)]
             self.engine.complete(held)
+            self.engine.purge(queue, [State.PENDING])  # what consumers have given back meanwhile
+        if held:
             self.stamp.draw()  # Some may not have begun.
 
     # The schedule: a queue of its own, so that only `read_schedule` makes a task due, at the moment that it is given

@@ -182,6 +182,32 @@ def test_what_is_flushed_does_not_begin_though_it_is_claimed(huey: SQLiteHuey) -
     other.storage.close()
 
 
+def test_a_flush_leaves_nothing_though_consumers_claim_and_give_back_meanwhile(huey: SQLiteHuey) -> None:
+    engine, queue = huey.storage.engine, huey.storage.queue
+    stop = threading.Event()
+
+    @huey.task()
+    def task() -> None:
+        pass
+
+    def claim_and_give_back() -> None:
+        while not stop.is_set():
+            engine.release([job.lease for job in engine.claim([queue], limit=5, lease_ms=30_000)])
+
+    other = threading.Thread(target=claim_and_give_back, daemon=True)
+    other.start()
+    left = []
+    for _ in range(200):
+        for _ in range(5):
+            task()
+        huey.storage.flush_queue()
+        left.append((huey.pending_count(), huey.inflight_count()))
+    stop.set()
+    other.join(20)
+
+    assert set(left) == {(0, 0)}
+
+
 def test_what_does_not_begin_soon_is_given_back(huey: SQLiteHuey) -> None:
     @huey.task()
     def task() -> None:
