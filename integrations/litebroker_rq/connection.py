@@ -257,6 +257,7 @@ class SQLiteFileConnection(AbstractConnection):
         self._unwatch([])
 
     def _watch(self, keys: list[bytes]) -> None:
+        self._db.write_what_concerns([[b"WATCH", *keys]])  # what was set before is no change
         if len(keys) == 1 and not self._db.in_transaction():
             self._watched.setdefault(keys[0], self._db.brief().stored_version(keys[0]))
         else:
@@ -320,6 +321,8 @@ class SQLiteFileConnection(AbstractConnection):
     def _execute(self, batch: list[list[bytes]], watched: dict[bytes, int]) -> list[Reply] | None:
         """Run the commands as one transaction. None when a watched key has changed."""
         database = self._db
+        if watched:
+            database.write_what_concerns([[b"WATCH", *watched]])  # set since then, by this process itself
         free = not watched and not database.in_transaction()
         if free:
             kept = database.heartbeats.keep(batch, database.storage.clock.now_ms())
@@ -331,8 +334,7 @@ class SQLiteFileConnection(AbstractConnection):
         popping = len(batch) == 1 and batch[0][0] in _POPS
         # Where two pops have found something, the next need not look first whether it is worth a write transaction.
         if all(COMMANDS[args[0]].reads for args in batch) and not (popping and database.pops > 1):
-            if database.heartbeats.pending and database.heartbeats.concern(batch):
-                database.write_heartbeats()
+            database.write_what_concerns(batch)
             try:
                 if free and len(batch) == 1 and COMMANDS[batch[0][0]].brief:
                     with contextlib.suppress(TooBriefError):

@@ -133,6 +133,11 @@ class Database:
             with self.writing():
                 pass
 
+    def write_what_concerns(self, commands: list[list[bytes]]) -> None:
+        """Write now what is kept back, if one of the commands is about it."""
+        if self.heartbeats.pending and self.heartbeats.concern(commands):
+            self.write_heartbeats()
+
 
 class _OneStatement:
     """What a brief session runs on."""

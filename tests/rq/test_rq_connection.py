@@ -338,6 +338,36 @@ def test_a_worker_that_has_others_perform_its_jobs_registers_them_at_once(
     worker.register_death()
 
 
+def test_what_was_kept_back_before_a_watch_is_no_change(connection: SQLiteConnection, queue: rq.Queue) -> None:
+    worker = performing_worker(connection, queue)[0]
+    worker.set_state("idle")
+    pipeline = connection.pipeline()
+    pipeline.watch(worker.key)  # type: ignore[no-untyped-call]
+
+    state = pipeline.hget(worker.key, "state")
+    pipeline.multi()
+    pipeline.hset(worker.key, "seen", "yes")
+
+    assert pipeline.execute() == [1]
+    assert state == b"idle"
+    worker.register_death()
+
+
+def test_what_is_kept_back_after_a_watch_is_a_change(connection: SQLiteConnection, queue: rq.Queue) -> None:
+    worker = performing_worker(connection, queue)[0]
+    pipeline = connection.pipeline()
+    pipeline.watch(worker.key)  # type: ignore[no-untyped-call]
+    worker.set_state("idle")
+    pipeline.multi()
+    pipeline.hset(worker.key, "seen", "yes")
+
+    with pytest.raises(redis.WatchError):
+        pipeline.execute()
+
+    assert not connection.hexists(worker.key, "seen")
+    worker.register_death()
+
+
 def test_what_was_kept_back_outlives_a_transaction_that_failed(
     connection: SQLiteConnection, queue: rq.Queue, path: Path
 ) -> None:
