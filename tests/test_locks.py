@@ -14,9 +14,12 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from litebroker.sqlite import locks
 from litebroker.sqlite.locks import Liveness, WriterLock, bury, is_alive
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no flock here")
@@ -263,6 +266,33 @@ def test_exceptions_at_any_moment_leave_the_lock_usable(tmp_path: Path) -> None:
     assert third.acquire(0)
 
 
+class _StruckError(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def struck_at_line(number: int) -> Iterator[None]:
+    """Raise, once, as a signal handler could, before so many lines of the locks' module have run."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != locks.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise _StruckError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 def test_an_exception_inside_acquire_locks_nothing(tmp_path: Path) -> None:
     lock, other = WriterLock(tmp_path), WriterLock(tmp_path)
     struck_inside = kept = 0
@@ -283,6 +313,32 @@ def test_an_exception_inside_acquire_locks_nothing(tmp_path: Path) -> None:
 
     assert struck_inside
     assert kept == 0
+
+
+def test_who_left_the_line_by_an_exception_does_not_stand_there_any_more(tmp_path: Path) -> None:
+    other = WriterLock(tmp_path)
+    strikes, left_marked, struck = 0, 0, True
+
+    while struck:
+        lock = WriterLock(tmp_path)
+        assert lock.acquire(10_000)
+        lock.release()
+        assert other.acquire(10_000)
+        with contextlib.suppress(_StruckError), struck_at_line(strikes):
+            struck = True
+            lock.acquire(2)
+            struck = False
+        other.release()
+        strikes += 1
+        with (tmp_path / "write.wait").open("a") as line:
+            try:
+                fcntl.flock(line, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                left_marked += 1
+        lock.close()
+
+    assert strikes > 30
+    assert left_marked == 0
 
 
 def test_exceptions_at_any_moment_of_a_wait_leave_the_lock_usable(tmp_path: Path) -> None:
@@ -630,6 +686,7 @@ def test_without_flock_there_is_no_lock_and_nobody_can_tell_who_lives(tmp_path: 
 import sys
 sys.modules["fcntl"] = None
 from pathlib import Path
+from litebroker.sqlite import locks
 from litebroker.sqlite.locks import Liveness, WriterLock, bury, is_alive
 directory = Path(sys.argv[1])
 lock, life = WriterLock(directory), Liveness(directory, 1)

@@ -117,6 +117,7 @@ class WriterLock:
             return self._acquire_with_care(now, now + timeout_ms / 1000)
         except BaseException:
             self.release()
+            self._leave_line()
             raise
         finally:
             self._busy_until = 0.0
@@ -217,8 +218,7 @@ class WriterLock:
                 sleep(min(nap, deadline - now))
             return False
         finally:
-            with contextlib.suppress(OSError, ValueError):
-                _flock(self._line, _UNLOCK)
+            self._leave_line()
 
     def _rest_of_turn(self, now: float, since: float) -> float:
         """How long to sleep until the turn of who has the lock ends; 0 when it has ended, or nothing is known of it."""
@@ -236,6 +236,10 @@ class WriterLock:
         with contextlib.suppress(OSError, ValueError):
             self._open_line()
             _flock(self._line, _SHARED)
+
+    def _leave_line(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            _flock(self._line, _UNLOCK)
 
     def _let_others_go_first(self) -> bool:
         """If somebody stands in line, stay away for as long as it takes to wake up. Whether somebody does."""
