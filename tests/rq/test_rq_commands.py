@@ -281,3 +281,12 @@ def test_answers_are_text_when_that_is_asked_for(path: Path) -> None:
 
     assert found == [{"f": "v"}, [("m", 1.5)]]
     assert connection.hget("h", "f") == "v"
+
+
+def test_the_list_of_jobs_that_are_about_to_start_is_among_the_keys(connection: SQLiteConnection) -> None:
+    connection.hset("rq:job:j", "status", "queued")
+    connection.rpush("rq:queue:q", "j")
+
+    connection.lmove("rq:queue:q", "rq:queue:q:intermediate", "LEFT", "RIGHT")
+
+    assert connection.keys("*:intermediate") == [b"rq:queue:q:intermediate"]

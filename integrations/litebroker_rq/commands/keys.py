@@ -156,7 +156,9 @@ def _names(session: Session) -> list[bytes]:
         session.now_ms,
     )
     queues = [name.encode() for (name,) in session.select("select name from litebroker_rq_queues order by name")]
-    return [key for (key,) in found] + [key for key in queues if len(QueueList(session, key))]
+    claimed = session.select("select intermediate from litebroker_rq_claims where intermediate is not null")
+    names = dict.fromkeys(key for (key,) in [*found, *claimed])
+    return [*names, *(key for key in queues if len(QueueList(session, key)))]
 
 
 def _matching(session: Session, pattern: bytes) -> list[Reply]:
