@@ -12,6 +12,7 @@ import importlib
 import os
 import resource
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -384,4 +385,5 @@ MEASURES = {
 }
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ended from outside, it leaves no process behind.
     main()

@@ -240,4 +240,5 @@ def trickle(tasks: int) -> float:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ended from outside, it leaves no process behind.
     main()

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -179,4 +180,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ended from outside, it leaves no process behind.
     main()
