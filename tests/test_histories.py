@@ -53,8 +53,9 @@ def told(*lines: str) -> tuple[list[str], list[str]]:
         ("0 1 claim 7 70 100 1", "50 51 extend 7 70 100 1", "151 152 claim 8 80 100 1"),
         ("0 1 claim 7 70 100 1", "20 21 release 7 70 0 1", "20 22 claim 8 80 100 1"),
         ("0 1 claim 7 70 100 1", "killed 20 70", "21 22 claim 8 80 100 1"),
+        ("0 50 claim 7 70 100 1", "1 2 claim 8 80 100 1", "3 4 release 8 80 0 1", "60 61 extend 7 70 100 1"),
     ],
-    ids=["done", "lapsed", "renewed", "given back", "killed"],
+    ids=["done", "lapsed", "renewed", "given back", "killed", "given back while another waited"],
 )
 def test_a_history_that_can_have_been_is_not_doubted(history: tuple[str, ...]) -> None:
     assert told(*history) == ([], [])
@@ -67,8 +68,14 @@ def test_a_history_that_can_have_been_is_not_doubted(history: tuple[str, ...]) -
         ("0 1 claim 7 70 100 1", "50 51 extend 7 70 100 1", "120 121 claim 8 80 100 1"),
         ("0 1 claim 7 70 100 1", "110 111 claim 8 80 100 1", "115 116 complete 7 70 0 1"),
         ("0 1 claim 7 70 100 1", "50 51 complete 7 70 0 1", "60 61 claim 8 80 100 1"),
+        (
+            "0 50 claim 7 70 100 1",
+            "1 2 claim 8 80 100 1",
+            "60 61 extend 7 70 100 1",
+            "62 63 extend 8 80 100 1",
+        ),
     ],
-    ids=["too early", "in spite of a renewal", "a late settlement", "after its end"],
+    ids=["too early", "in spite of a renewal", "a late settlement", "after its end", "at once, in either order"],
 )
 def test_a_job_that_two_have_at_once_is_found(history: tuple[str, ...]) -> None:
     doubly, _ = told(*history)

@@ -231,7 +231,19 @@ _OPENS = {
     "core/litebroker/sqlite/engine.py": {"_wal_descriptor"},
 }
 # These open files of the folder beside the database, of /proc, of the package, or of a demonstration.
-_OTHERS = {"child", "app", "demo", "locks", "machine", "processes", "schema", "wakeup", "database", "supervisor"}
+_OTHERS = {
+    "child",
+    "app",
+    "demo",
+    "locks",
+    "machine",
+    "processes",
+    "schema",
+    "stamp",
+    "wakeup",
+    "database",
+    "supervisor",
+}
 
 
 def test_no_other_code_opens_files_that_could_be_the_database() -> None:

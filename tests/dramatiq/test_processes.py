@@ -143,7 +143,7 @@ def test_pipelines_and_retries_of_killed_workers_reach_their_end(app: App) -> No
         def last(n):
             note(n)
     """)
-    count = 500
+    count = 2000
     sender = app.python(f"""
         for n in range({count}):
             (first.message(n) | second.message() | last.message()).run()
