@@ -67,6 +67,8 @@ class Dedupe(Middleware):
 def dedupe_of(message: Message[Any], actor: Actor[Any, Any] | None) -> tuple[str | None, DedupeUntil]:
     """The message's dedupe key, and until when it holds it."""
     own = message.options
+    if actor is None and not own:
+        return None, "removed"
     options = {} if actor is None else actor.options
     until = own.get("dedupe_until") or options.get("dedupe_until") or ("ended" if options.get("unique") else "removed")
     if until not in {"removed", "ended"}:
