@@ -522,6 +522,9 @@ storage = SQLiteStorage(path)
 storage.add([job()])
 
 def use():
+    for end in ("-wal", "-shm"):  # else SQLite takes them for the new file's, and reads the old tables
+        if os.path.exists(path + end):
+            os.unlink(path + end)
     os.replace(path + ".other", path)
     try:
         storage.add([job()])

@@ -316,26 +316,33 @@ def test_an_exception_inside_acquire_locks_nothing(tmp_path: Path) -> None:
 
 
 def test_who_left_the_line_by_an_exception_does_not_stand_there_any_more(tmp_path: Path) -> None:
-    other = WriterLock(tmp_path)
-    strikes, left_marked, struck = 0, 0, True
+    strikes, left_marked = 0, 0
 
-    while struck:
-        lock = WriterLock(tmp_path)
-        assert lock.acquire(10_000)
-        lock.release()
-        assert other.acquire(10_000)
-        with contextlib.suppress(_StruckError), struck_at_line(strikes):
-            struck = True
-            lock.acquire(2)
-            struck = False
-        other.release()
-        strikes += 1
-        with (tmp_path / "write.wait").open("a") as line:
-            try:
-                fcntl.flock(line, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                left_marked += 1
-        lock.close()
+    def strike_everywhere() -> None:
+        nonlocal strikes, left_marked
+        other, struck = WriterLock(tmp_path), True
+        while struck:
+            lock = WriterLock(tmp_path)
+            assert lock.acquire(10_000)
+            lock.release()
+            assert other.acquire(10_000)
+            with contextlib.suppress(_StruckError), struck_at_line(strikes):
+                struck = True
+                lock.acquire(2)
+                struck = False
+            other.release()
+            strikes += 1
+            with (tmp_path / "write.wait").open("a") as line:
+                try:
+                    fcntl.flock(line, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    left_marked += 1
+            lock.close()
+
+    # CPython 3.11 may take the exception that a trace function struck in for one that is still handled, in its thread.
+    thread = threading.Thread(target=strike_everywhere)
+    thread.start()
+    thread.join()
 
     assert strikes > 30
     assert left_marked == 0
@@ -646,10 +653,11 @@ def test_a_descriptor_that_somebody_closed_is_opened_again_where_others_stand_in
     lock = WriterLock(tmp_path)
     line = os.open(tmp_path / "write.wait", os.O_RDWR | os.O_CREAT)
     fcntl.flock(line, fcntl.LOCK_SH)
-    while len(descriptors_of(tmp_path / "write.wait")) < 2:  # at the end of a turn, it looks who stands in line
-        for _ in range(1000):
-            assert lock.acquire(1000)
-            lock.release()
+    until = time.monotonic() + 0.02
+    while time.monotonic() < until:  # at the end of a turn, it looks who stands in line
+        assert lock.acquire(1000)
+        lock.release()
+    assert len(descriptors_of(tmp_path / "write.wait")) == 2
     descriptors = descriptors_of(tmp_path / "write.lock")
     assert lock.acquire(1000)
     lock.release()
