@@ -170,7 +170,7 @@ class Engine:
         self._doubtful: OSError | None = None  # the disk refused a sync, and has not confirmed since
         self._wal: int | None = None
         self._dirty_pages = 0
-        self._checkpoint_at = _FEWEST_PAGES  # others may write, too; it is soon known
+        self._checkpoint_at = _CHECKPOINT_PAGES
         self._identity: tuple[int, int] | None = None
         self._looked_at = 0.0
         self._liveness: Liveness | None = None
