@@ -72,7 +72,7 @@ from litebroker.jobs import (
 from litebroker.observers import Observer, current_job
 from litebroker.queue import Job, Queue, Schedule
 from litebroker.results import Progress
-from litebroker.schedules import ScheduleSpec, first_tick, next_tick, plan
+from litebroker.schedules import ScheduleSpec, next_tick, plan
 from litebroker.serializer import JSON, RAW, Serializer
 from litebroker.sqlite import Durability, Options, SQLiteStorage, open_storage
 from litebroker.storage import Listener, ScheduleRecord, Storage, Value
@@ -163,7 +163,6 @@ __all__ = [
     "as_job_error",
     "current_job",
     "duration_ms",
-    "first_tick",
     "job_error",
     "json_content",
     "late_names",

@@ -33,7 +33,7 @@ from litebroker.failures import as_job_error, job_error
 from litebroker.jobs import LARGEST_ID, Attempt, Counts, DedupeUntil, JobError, JobRecord, JobSpec, State
 from litebroker.observers import Observer, Outcome, after, tell
 from litebroker.results import Progress, Results, own_headers, read_progress
-from litebroker.schedules import ScheduleSpec, first_tick
+from litebroker.schedules import ScheduleSpec
 from litebroker.serializer import JSON, Serializer
 from litebroker.sqlite import Durability, open_storage
 from litebroker.storage import ScheduleRecord, Storage
@@ -920,12 +920,8 @@ class Queue(Generic[T]):
         )
         with self._storage.transaction() as transaction:
             old = transaction.get_schedule(self.name, id)
-            if old is not None and old.spec == spec:
-                record = old._replace(job=job)
-            else:
-                last_at_ms = None if old is None else old.last_at_ms
-                next_at_ms = first_tick(spec, last_at_ms, self._storage.clock.now_ms())
-                record = ScheduleRecord(self.name, id, spec, job, next_at_ms, last_at_ms)
+            now_ms = self._storage.clock.now_ms()
+            record = ScheduleRecord.defined(self.name, id, spec, job, old=old, now_ms=now_ms)
             if record != old:
                 transaction.put_schedule(record)
         return Schedule(record, self._terms)

@@ -35,7 +35,7 @@ from litebroker.jobs import (
     Standing,
     State,
 )
-from litebroker.schedules import ScheduleSpec
+from litebroker.schedules import ScheduleSpec, first_tick
 
 __all__ = ["Jobs", "Listener", "ScheduleRecord", "ScheduleSpec", "Schedules", "Storage", "Tools", "Value", "Values"]
 
@@ -270,6 +270,20 @@ class ScheduleRecord(NamedTuple):
     job: JobSpec
     next_at_ms: int
     last_at_ms: int | None
+
+    @classmethod
+    def defined(
+        cls, queue: str, id: str, spec: ScheduleSpec, job: JobSpec, *, old: ScheduleRecord | None, now_ms: int
+    ) -> ScheduleRecord:
+        """What to store for a definition. The same times as ``old`` has keep their next tick; others begin now.
+
+        Raises:
+            ScheduleError: As `next_tick`.
+        """
+        if old is not None and old.spec == spec:
+            return old._replace(job=job)
+        last_at_ms = None if old is None else old.last_at_ms
+        return cls(queue, id, spec, job, first_tick(spec, last_at_ms, now_ms), last_at_ms)
 
 
 class Schedules(Protocol):

@@ -21,7 +21,6 @@ from litebroker import (
     ScheduleSpec,
     Storage,
     StorageError,
-    first_tick,
     plan,
 )
 from litebroker_dramatiq.consumer import TICK
@@ -178,14 +177,11 @@ def register(broker: SQLiteBroker) -> bool:
         found = True
         job = _tick_of(broker, actor)
         with storage.transaction() as tx:
-            known = tx.get_schedule(queue, actor.actor_name)
-            if known is not None and known.spec == spec:
-                if known.job != job:
-                    tx.put_schedule(known._replace(job=job))
-            else:
-                last_at_ms = None if known is None else known.last_at_ms
-                next_at_ms = first_tick(spec, last_at_ms, storage.clock.now_ms())
-                tx.put_schedule(ScheduleRecord(queue, actor.actor_name, spec, job, next_at_ms, last_at_ms))
+            old = tx.get_schedule(queue, actor.actor_name)
+            now_ms = storage.clock.now_ms()
+            record = ScheduleRecord.defined(queue, actor.actor_name, spec, job, old=old, now_ms=now_ms)
+            if record != old:
+                tx.put_schedule(record)
     return found
 
 
