@@ -36,6 +36,12 @@ def job(payload=b"{}", **options):
 def say(*words):
     os.write(1, (json.dumps(words) + "\\n").encode())
 
+def try_to_add(storage):
+    try:
+        storage.add([job()])
+    except StorageError as error:
+        say(type(error).__name__)
+
 def child(work):
     # Runs work in a forked child; True if it ended well in time.
     pid = os.fork()
@@ -499,10 +505,7 @@ def use():
     other = sqlite3.connect(path)
     other.execute({change!r})
     other.close()
-    try:
-        storage.add([job()])
-    except StorageError as error:
-        say(type(error).__name__)
+    try_to_add(storage)
 
 child(use)
 """,
@@ -526,10 +529,7 @@ def use():
         if os.path.exists(path + end):
             os.unlink(path + end)
     os.replace(path + ".other", path)
-    try:
-        storage.add([job()])
-    except StorageError as error:
-        say(type(error).__name__)
+    try_to_add(storage)
 
 child(use)
 """,

@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from litebroker import JobRecord, Lease
 from litebroker_rq import processes
-from litebroker_rq.naming import is_job, is_queue, is_worker, job_key, prefix_of, started_entry, started_key
+from litebroker_rq.naming import (
+    INTERMEDIATE,
+    is_job,
+    is_queue,
+    is_worker,
+    job_key,
+    prefix_of,
+    started_entry,
+    started_key,
+)
 from litebroker_rq.plain_list import PlainList
 
 if TYPE_CHECKING:
     from litebroker_rq.keyspace import Row, Session
 
-_INTERMEDIATE = b":intermediate"
 _LONGEST_LEASE_MS = 24 * 3600 * 1000
 
 
@@ -175,7 +183,7 @@ class Leases:
 
     def on_removed(self, session: Session, key: bytes, value: bytes) -> None:
         """This value was removed from the list."""
-        queue = key.removesuffix(_INTERMEDIATE)
+        queue = key.removesuffix(INTERMEDIATE)
         if queue != key and is_queue(queue):
             self.settle(session, job_key(queue, value))
 

@@ -8,7 +8,7 @@ _QUEUE = b":queue:"
 _JOB = b":job:"
 _WORKER = b":worker:"
 _STARTED = b":wip:"
-_INTERMEDIATE = b":intermediate"
+INTERMEDIATE = b":intermediate"
 _EXECUTIONS = (b":execution:", b":executions:")
 
 
@@ -25,7 +25,7 @@ def is_queue(key: bytes) -> bool:
 
 def is_intermediate(key: bytes) -> bool:
     """Whether a list of this name is the one that a queue's jobs pass until they start."""
-    return key.endswith(_INTERMEDIATE)
+    return key.endswith(INTERMEDIATE)
 
 
 def prefix_of(key: bytes) -> bytes:

@@ -53,12 +53,9 @@ class QueueList:
     def pop(self, *, front: bool, to: bytes | None = None) -> bytes | None:
         if front:
             return self.claim(to)[0]
-        session = self._session
-        session.push_all()
-        if not session.writing:
-            if self.is_busy():
-                session.must_write()
+        if not self._may_take():
             return None
+        session = self._session
         last = session.storage.page(self._name, State.PENDING, limit=1, offset=max(len(self) - 1, 0))
         if not last:
             return None
@@ -67,14 +64,18 @@ class QueueList:
 
     def claim(self, to: bytes | None) -> tuple[bytes | None, bool]:
         """The next one, and whether a claim protects it, which then says that it stands in the list ``to``."""
+        if not self._may_take():
+            return None, False
+        claimed = self._session.database.leases.claim(self._session, [self._key], to)
+        return (None, False) if claimed is None else (claimed.ref, claimed.protected)
+
+    def _may_take(self) -> bool:
+        """False in a session that reads, when nothing is there. When something is, it has to write."""
         session = self._session
         session.push_all()
-        if not session.writing:
-            if self.is_busy():
-                session.must_write()
-            return None, False
-        claimed = session.database.leases.claim(session, [self._key], to)
-        return (None, False) if claimed is None else (claimed.ref, claimed.protected)
+        if not session.writing and self.is_busy():
+            session.must_write()
+        return session.writing
 
     def is_busy(self) -> bool:
         """Whether there is something to hand out, or a claim that may have lapsed."""

@@ -51,6 +51,22 @@ def run_next(huey: SQLiteHuey) -> bool:
     return task is not None
 
 
+def run_all(huey: SQLiteHuey) -> None:
+    while run_next(huey):
+        pass
+
+
+def enqueue(huey: SQLiteHuey, tasks: int) -> None:
+    """So many that do nothing."""
+
+    @huey.task()
+    def nothing() -> None:
+        pass
+
+    for _ in range(tasks):
+        nothing()
+
+
 def claim_ahead(huey: SQLiteHuey, tasks: int) -> None:
     """Run tasks until so many others are claimed and have not begun."""
     while ahead(huey) < tasks:
@@ -66,15 +82,9 @@ def active(huey: SQLiteHuey) -> list[JobRecord]:
 
 
 def test_short_tasks_are_claimed_and_ended_many_in_a_transaction(huey: SQLiteHuey) -> None:
-    @huey.task()
-    def task() -> None:
-        pass
-
-    for _ in range(400):
-        task()
+    enqueue(huey, 400)
     before, started = huey.storage.engine.transactions, time.monotonic()
-    while run_next(huey):
-        pass
+    run_all(huey)
 
     # What slows this process down makes some more: the heartbeat's thread looks every 5 ms.
     assert huey.storage.engine.transactions - before <= 25 + 400 * (time.monotonic() - started)
@@ -92,17 +102,11 @@ def test_a_short_task_is_no_statement_of_its_own(huey: SQLiteHuey, monkeypatch: 
 
     monkeypatch.setattr(sqlite3, "connect", spied)
 
-    @huey.task()
-    def task() -> None:
-        pass
-
-    for _ in range(200):
-        task()
+    enqueue(huey, 200)
     huey.storage.close()  # It is opened again by the connection that is watched.
     statements.clear()
     started = time.monotonic()
-    while run_next(huey):
-        pass
+    run_all(huey)
 
     # Two looks into the file for each task, whether it is revoked, would be 400.
     looks = [statement for statement in statements if "litebroker_value" in statement]
@@ -126,12 +130,7 @@ def test_a_task_that_takes_long_is_claimed_alone(huey: SQLiteHuey) -> None:
 
 
 def test_what_is_claimed_ahead_counts_as_being_with_workers(huey: SQLiteHuey) -> None:
-    @huey.task()
-    def task() -> None:
-        pass
-
-    for _ in range(100):
-        task()
+    enqueue(huey, 100)
     with prefetch(huey)._tidying:  # noqa: SLF001 - so that nothing is given back meanwhile
         claim_ahead(huey, 3)
         pending, in_flight = huey.pending(), huey.inflight_count()
@@ -154,8 +153,7 @@ def test_what_is_revoked_elsewhere_does_not_begin_though_it_is_claimed(huey: SQL
     claim_ahead(huey, 3)
     next_one = len(ran)
     other.revoke_by_id(results[next_one].id)
-    while run_next(huey):
-        pass
+    run_all(huey)
 
     assert ran == [number for number in range(40) if number != next_one]
     other.storage.close()
@@ -174,8 +172,7 @@ def test_what_is_flushed_does_not_begin_though_it_is_claimed(huey: SQLiteHuey) -
     claim_ahead(huey, 3)
     before = list(ran)
     other.flush()
-    while run_next(huey):
-        pass
+    run_all(huey)
 
     assert ran == before
     assert huey.inflight_count() == 0
@@ -209,12 +206,7 @@ def test_a_flush_leaves_nothing_though_consumers_claim_and_give_back_meanwhile(h
 
 
 def test_what_does_not_begin_soon_is_given_back(huey: SQLiteHuey) -> None:
-    @huey.task()
-    def task() -> None:
-        pass
-
-    for _ in range(40):
-        task()
+    enqueue(huey, 40)
     claim_ahead(huey, 3)
     running = huey.dequeue()
 
@@ -269,8 +261,7 @@ def test_a_task_on_its_last_attempt_is_not_claimed_ahead(huey: SQLiteHuey) -> No
 
     for number in range(60):
         once() if number % 3 == 0 else task()
-    while run_next(huey):
-        pass
+    run_all(huey)
 
     assert Counter(name for name, _ in seen) == {"once": 20, "task": 40}
     # It is seen while it runs itself; or when it has run, until its lease is ended.
@@ -292,12 +283,7 @@ def test_a_key_is_free_as_soon_as_its_task_is_done(huey: SQLiteHuey) -> None:
 def test_what_a_stopping_consumer_has_claimed_is_given_back_at_once(huey: SQLiteHuey) -> None:
     consumer = huey.create_consumer(workers=1)
 
-    @huey.task()
-    def task() -> None:
-        pass
-
-    for _ in range(40):
-        task()
+    enqueue(huey, 40)
     claim_ahead(huey, 3)
     consumer.stop_flag.set()
     task = huey.dequeue()
@@ -328,12 +314,7 @@ def test_leases_are_ended_and_tasks_given_back_when_the_storage_can_do_it_again(
     huey = SQLiteHuey("app", filename=tmp_path / "jobs.db", read_timeout=0.01, timeout=0.1)
     huey.create_consumer(workers=1)
 
-    @huey.task()
-    def task() -> None:
-        pass
-
-    for _ in range(40):
-        task()
+    enqueue(huey, 40)
     for _ in range(200):
         prefetch(huey).ran(0.0)
     claim_ahead(huey, 3)
@@ -472,12 +453,7 @@ assert huey.inflight_count() == 0
 def test_without_a_consumer_each_task_is_claimed_and_ended_by_itself(tmp_path: Path) -> None:
     huey = SQLiteHuey("app", filename=tmp_path / "jobs.db", read_timeout=0.01)
 
-    @huey.task()
-    def task() -> None:
-        pass
-
-    for _ in range(5):
-        task()
+    enqueue(huey, 5)
     left = []
     while run_next(huey):
         left.append((huey.pending_count(), huey.inflight_count()))

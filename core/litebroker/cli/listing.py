@@ -29,12 +29,12 @@ _LONGEST_SHOWN = 20_000
 
 def print_page(page: JobPage, now_ms: int, *, dead: bool = False) -> None:
     """A page as a table. Where to go on is told on stderr, so that it gets in the way of no pipe."""
-    print_table(*_fitting(*columns(page, now_ms, dead=dead)), right=_RIGHT)
+    print_table(*_fitting(*_columns(page, now_ms, dead=dead)), right=_RIGHT)
     if page.cursor is not None:
         click.echo(f"there may be more: --after {page.cursor}", err=True)
 
 
-def columns(page: JobPage, now_ms: int, *, dead: bool = False) -> tuple[Sequence[str], list[list[str]]]:
+def _columns(page: JobPage, now_ms: int, *, dead: bool = False) -> tuple[Sequence[str], list[list[str]]]:
     """The names of a page's columns, and its cells."""
     cells = _dead_cells if dead else _cells
     return _DEAD_HEAD if dead else HEAD, [cells(row, now_ms) for row in page.rows]
@@ -42,7 +42,7 @@ def columns(page: JobPage, now_ms: int, *, dead: bool = False) -> tuple[Sequence
 
 def look_at(page: JobPage, now_ms: int, location: str) -> Look:
     """A page as one look of a watch."""
-    head, rows = _fitting(*columns(page, now_ms))
+    head, rows = _fitting(*_columns(page, now_ms))
     return Look(rows, {"at": iso(now_ms), **_page_as_json(page, location)}, head)
 
 

@@ -12,7 +12,6 @@ from litebroker.sqlite.connection import Connection
 from litebroker.sqlite.engine import Tx
 from litebroker.sqlite.jobs import JobVerbs
 from litebroker.sqlite.recovery import steady_to_wall_ms
-from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.storage import Value
 
 _BEFORE_ALL = -(1 << 63)
@@ -63,7 +62,7 @@ class CopyVerbs(JobVerbs):
                 stored.append(record.id in new)
                 if record.id in new:
                     new.discard(record.id)  # of the same one twice, the first was stored
-                    tx.pages += len(record.payload) // PAGE_BYTES
+                    tx.carries(len(record.payload))
                     if record.state is State.PENDING:
                         tx.wake(record.queue, 1)
             return stored

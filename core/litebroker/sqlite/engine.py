@@ -84,6 +84,10 @@ class Tx:
         self.db = db
         self.durable = durable
 
+    def carries(self, size: int) -> None:
+        """It writes payloads of so many bytes, which take pages of their own."""
+        self.pages += size // PAGE_BYTES
+
     def wake(self, queue: str, jobs: int) -> None:
         if self.queues is None:
             self.queues = {}
@@ -669,17 +673,13 @@ class Engine:
                 db = connect(self.path, self.driver, busy_timeout_ms=self._busy_timeout_ms)
                 try:
                     identity = _identity(self.path)
-                    ((cookie,),) = db.rows("pragma schema_version")
                     # After a fork it is the file that was looked at before, and its tables are as they were.
-                    found = None
-                    if self._checked != (identity, cookie):
-                        found = schema.check(db, self.path, shared=self.shared)
+                    is_known = self._checked == (identity, _schema_version(db))
+                    found = 0 if is_known else schema.check(db, self.path, shared=self.shared)
                     schema.use_wal(db, self.path, busy_timeout_ms=self._busy_timeout_ms)
-                    if found is not None:
+                    if not is_known:
                         schema.migrate(db, found)
-                        identity = _identity(self.path)
-                        ((cookie,),) = db.rows("pragma schema_version")
-                        self._checked = (identity, cookie)
+                        self._checked = (identity, _schema_version(db))
                     if self._identity not in {None, identity}:
                         self._forget_file()
                     self._identity = identity
@@ -943,6 +943,11 @@ def _identity(path: str) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
+
+
+def _schema_version(db: Connection) -> int:
+    """SQLite's own, which changes with each change of a table."""
+    return int(db.rows("pragma schema_version")[0][0])
 
 
 def _sync_file(descriptor: int) -> None:

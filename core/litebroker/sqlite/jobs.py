@@ -12,7 +12,6 @@ from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Row, UniqueError
 from litebroker.sqlite.engine import Tx
 from litebroker.sqlite.identities import ID_STEP
-from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.sqlite.session import Session
 
 _FOREVER = (1 << 63) - 1
@@ -53,7 +52,8 @@ class JobVerbs(Session):
                 ]
             for queue, count in jobs.items():
                 tx.wake(queue, count)
-            tx.pages += len(specs) // 2 + payload // PAGE_BYTES
+            tx.pages += len(specs) // 2
+            tx.carries(payload)
             return added
 
         while True:
@@ -75,7 +75,7 @@ class JobVerbs(Session):
             job_id = engine.identities.first_id(1)
             tx.db.change(sql.INSERT_PLAIN, (job_id, *values))
             tx.wake(name, 1)
-            tx.pages += len(payload) // PAGE_BYTES
+            tx.carries(len(payload))
             return Added(job_id, True)
 
         while True:
@@ -562,7 +562,7 @@ class JobVerbs(Session):
             }  # fmt: skip
             if tx.db.change(sql.RETRY, params) != 1:
                 return False
-            tx.pages += len(payload or b"") // PAGE_BYTES
+            tx.carries(len(payload or b""))
             tx.wake(self._name(tx.db, goes_to), 1)
             return True
 

@@ -168,7 +168,7 @@ class WriterLock:
         self._easy_until = now + _TURN_S
         if self._contended:
             # Those in line sleep until then. Where it cannot be written, they look more often.
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            with contextlib.suppress(OSError, ValueError):
                 os.pwrite(self._file, _TURN.pack(self._easy_until, 0.0), 0)
 
     def _wait(self, deadline: float, naps: Sequence[float]) -> bool:
@@ -222,7 +222,7 @@ class WriterLock:
 
     def _rest_of_turn(self, now: float, since: float) -> float:
         """How long to sleep until the turn of who has the lock ends; 0 when it has ended, or nothing is known of it."""
-        with contextlib.suppress(OSError, ValueError, AttributeError, struct.error):
+        with contextlib.suppress(OSError, ValueError, struct.error):
             end, eldest = _TURN.unpack(os.pread(self._file, _TURN.size, 0))
             if now < end <= now + _TURN_S:
                 if since <= eldest or eldest == 0:

@@ -18,7 +18,6 @@ from litebroker.sqlite.engine import Engine
 from litebroker.sqlite.listener import SQLiteListener
 from litebroker.sqlite.location import MEMORY, Durability, Options, parse
 from litebroker.sqlite.schedules import ScheduleVerbs
-from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.sqlite.session import BoundSession
 from litebroker.sqlite.standing import StandingVerbs
 from litebroker.sqlite.upkeep import Space, vacuum
@@ -182,7 +181,8 @@ class SQLiteStorage(_Verbs):
             ):
                 if isinstance(value, (bytes, str)):
                     size += len(value)
-            tx.pages += 1 + size // PAGE_BYTES
+            tx.pages += 1
+            tx.carries(size)
             return tx.db.rows(statement, params)
         return self._engine.read(lambda db: db.rows(statement, params))
 

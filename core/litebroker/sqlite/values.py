@@ -9,7 +9,6 @@ from litebroker.sqlite import rows
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, Row
 from litebroker.sqlite.engine import Tx
-from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.sqlite.session import Session
 from litebroker.storage import Value
 
@@ -53,7 +52,7 @@ class ValueVerbs(Session):
                 "data": data,
                 "steady": steady,
             }
-            tx.pages += len(data) // PAGE_BYTES
+            tx.carries(len(data))
             return tx.db.change(statement, params) == 1
 
         stored = self._write(op, lasting=False, single=owner is None)
