@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,14 @@ Make = Callable[..., Application]
 
 
 @pytest.fixture
-def huey(huey: SQLiteHuey) -> SQLiteHuey:
+def huey(huey: SQLiteHuey) -> Iterator[SQLiteHuey]:
     """A huey with a consumer whose workers this process plays, and whose tasks have taken no time so far."""
     huey.create_consumer(workers=2)
+    shared = prefetch(huey)
     for _ in range(200):
-        prefetch(huey).ran(0.0)
-    return huey
+        shared.ran(0.0)
+    yield huey
+    shared.settle()  # as a consumer that stops; else its chores would open the file again
 
 
 def prefetch(huey: SQLiteHuey) -> Prefetch:
