@@ -103,9 +103,29 @@ def work(path: str, level: Any, concurrency: int) -> dict[str, Any]:
     with queue, queue.process(handler, concurrency=concurrency):
         ready()
         cpu = time.process_time()
-        for _line in sys.stdin:
-            print(json.dumps({"cpu": time.process_time(), "now": time.monotonic()}), flush=True)
+        answer(delays)
     return {"cpu": time.process_time() - cpu, "done": done, "last": last, "delays": delays}
+
+
+def listen(kind: str, path: str, level: Any) -> dict[str, Any]:
+    """As `work`, with a peer's own way to wait for jobs."""
+    contestant: Any = opened(kind, path, level)
+    delays: list[float] = []
+
+    def handler(data: dict[str, Any]) -> None:
+        delays.append(time.monotonic() - data["added_at"])
+
+    threading.Thread(target=contestant.listen, args=(handler,), daemon=True).start()
+    ready()
+    answer(delays)
+    return {"delays": delays, "settings": contestant.settings()}
+
+
+def answer(delays: list[float]) -> None:
+    """Say at each line of the input what was used and done so far."""
+    for _line in sys.stdin:
+        found = {"cpu": time.process_time(), "now": time.monotonic(), "delays": len(delays)}
+        print(json.dumps(found), flush=True)
 
 
 def write(kind: str, path: str, level: Any, seconds: float) -> dict[str, Any]:
@@ -167,6 +187,7 @@ ROLES: dict[str, Callable[..., dict[str, Any]]] = {
     "produce": produce,
     "consume": consume,
     "work": work,
+    "listen": listen,
     "write": write,
     "drain": drain,
 }

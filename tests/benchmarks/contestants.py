@@ -7,6 +7,7 @@ out where it is needed. Peers are optional: `pip install --group benchmarks`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import importlib.util
@@ -14,7 +15,7 @@ import itertools
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -53,6 +54,7 @@ class Contestant:
         levels: At which levels it can be compared; its own default, unless it has a choice.
         acknowledges: What happens to a job whose worker is killed.
         shared: Whether several processes may claim from one file.
+        payload: Of the next job that is added, as bytes in a spec where there is no such attribute.
     """
 
     name: ClassVar[str]
@@ -62,6 +64,7 @@ class Contestant:
     levels: ClassVar[Sequence[Level]] = ("relaxed", "durable", "full")
     acknowledges: ClassVar[str] = "its lease ends, and it runs again"
     shared: ClassVar[bool] = True
+    payload: dict[str, Any]
 
     def __init__(self, path: Path, level: Level, *, size: int = 100) -> None:
         """Open it, with payloads of so many bytes."""
@@ -112,7 +115,7 @@ class Raw(Contestant):
             " due integer not null, received integer not null default 0, payload blob)"
         )
         self._db.execute("create index if not exists job_next on job(queue, priority desc, due, id)")
-        self._payload = payload(size)
+        self.payload = payload(size)
         self._apart = size >= APART
         if self._apart:
             self._db.execute("create table if not exists payload(id integer primary key, payload blob not null)")
@@ -121,17 +124,17 @@ class Raw(Contestant):
         if self._apart:
             self._add_apart()
         else:
-            self._db.execute(_ADD_RAW, (_now_ms(), json.dumps(self._payload)))
+            self._db.execute(_ADD_RAW, (_now_ms(), json.dumps(self.payload)))
 
     def _add_apart(self) -> None:
         self._db.execute("begin immediate")
         job_id = self._db.execute(_ADD_RAW, (_now_ms(), None)).lastrowid
-        self._db.execute("insert into payload values(?, ?)", (job_id, json.dumps(self._payload)))
+        self._db.execute("insert into payload values(?, ?)", (job_id, json.dumps(self.payload)))
         self._db.execute("commit")
 
     def add_many(self, count: int) -> None:
         now = _now_ms()
-        rows = [(now, json.dumps(self._payload)) for _ in range(count)]
+        rows = [(now, json.dumps(self.payload)) for _ in range(count)]
         self._db.execute("begin immediate")
         self._db.executemany(_ADD_RAW, rows)
         self._db.execute("commit")
@@ -193,17 +196,17 @@ class Ours(Contestant):
     acknowledges = "it runs again within two seconds, and nobody else can acknowledge it"
 
     def __init__(self, path: Path, level: Level, *, size: int = 100, **options: Any) -> None:
-        self._payload = payload(size)
+        self.payload = payload(size)
         self._level = level
         with connections_made() as self._connections:
             self.queue: Queue[dict[str, str]] = Queue("q", path, durability=level, **options)
             self.queue.size()  # It opens the file at the first operation.
 
     def add(self) -> None:
-        self.queue.add(self._payload)
+        self.queue.add(self.payload)
 
     def add_many(self, count: int) -> None:
-        self.queue.add_many([self._payload] * count)
+        self.queue.add_many([self.payload] * count)
 
     def claim(self) -> Any:
         jobs = self.queue.claim()
@@ -213,7 +216,7 @@ class Ours(Contestant):
         return self.queue.complete(job)
 
     def fill(self, count: int) -> None:
-        fill(self.queue.storage, count, JobSpec(queue="q", payload=json.dumps(self._payload).encode()))
+        fill(self.queue.storage, count, JobSpec(queue="q", payload=json.dumps(self.payload).encode()))
 
     def settings(self) -> str:
         return _with_own_sync(self._connections[-1], self._level)
@@ -287,16 +290,16 @@ class LiteQueue(Peer):
     def __init__(self, path: Path, level: Level, *, size: int = 100) -> None:
         self._queue = importlib.import_module(self.module).LiteQueue(path, timeout=60)
         self.connections = [self._queue.conn]
-        self._payload = payload(size)
+        self.payload = payload(size)
         self._done = 0
 
     def add(self) -> None:
-        self._queue.put(json.dumps(self._payload))
+        self._queue.put(json.dumps(self.payload))
 
     def add_many(self, count: int) -> None:
         with self._queue.transaction("IMMEDIATE"):
             for _ in range(count):
-                self._queue.put(json.dumps(self._payload))
+                self._queue.put(json.dumps(self.payload))
 
     def claim(self) -> Any:
         message = self._queue.pop()
@@ -335,11 +338,11 @@ class PersistQueue(Peer):
                 timeout=60,
                 serializer=importlib.import_module("persistqueue.serializers.json"),
             )
-        self._payload = payload(size)
+        self.payload = payload(size)
         self._done = 0
 
     def add(self) -> None:
-        self._queue.put(self._payload)
+        self._queue.put(self.payload)
 
     def claim(self) -> Any:
         try:
@@ -371,10 +374,10 @@ class HueyStorage(Peer):
             self._storage = importlib.import_module("huey.storage").SqliteStorage("q", filename=str(path), timeout=60)
             self._storage.queue_size()
         self.connections = self.connections[-1:]  # It closes the one that made the tables.
-        self._payload = payload(size)
+        self.payload = payload(size)
 
     def add(self) -> None:
-        self._storage.enqueue(json.dumps(self._payload).encode())
+        self._storage.enqueue(json.dumps(self.payload).encode())
 
     def claim(self) -> Any:
         data = self._storage.dequeue()
@@ -400,15 +403,15 @@ class Honker(Contestant):
     def __init__(self, path: Path, level: Level, *, size: int = 100) -> None:
         self._db: Any = importlib.import_module(self.module).open(str(path))
         self._queue = self._db.queue("q", visibility_timeout_s=30)
-        self._payload = payload(size)
+        self.payload = payload(size)
 
     def add(self) -> None:
-        self._queue.enqueue(self._payload)
+        self._queue.enqueue(self.payload)
 
     def add_many(self, count: int) -> None:
         with self._db.transaction() as transaction:
             for _ in range(count):
-                self._queue.enqueue(self._payload, tx=transaction)
+                self._queue.enqueue(self.payload, tx=transaction)
 
     def claim(self) -> Any:
         job = self._queue.claim_one("benchmark")
@@ -419,12 +422,29 @@ class Honker(Contestant):
     def complete(self, job: Any) -> bool:
         return bool(job.ack())
 
+    def claim_and_complete_many(self, count: int) -> int:
+        jobs = self._queue.claim_batch("benchmark", count)
+        ids = [job.id for job in jobs if job.payload]
+        return int(self._queue.ack_batch(ids, "benchmark"))
+
+    def listen(self, handler: Callable[[dict[str, Any]], object]) -> None:
+        """Call it with each job's payload, as soon as there is one, and complete the job; this does not end."""
+
+        async def work() -> None:
+            async for job in self._queue.claim("benchmark"):
+                handler(job.payload)
+                job.ack()
+
+        asyncio.run(work())
+
     def fill(self, count: int) -> None:
         for size in _bites(count):
             self.add_many(size)
 
     def settings(self) -> str:
-        (journal,), (level,) = (tuple(self._db.query(f"pragma {it}")[0].values()) for it in _PRAGMAS)
+        # Its connection that writes is the one that has a transaction; it has others that read.
+        with self._db.transaction() as transaction:
+            (journal,), (level,) = (tuple(transaction.query(f"pragma {it}")[0].values()) for it in _PRAGMAS)
         return f"{journal} / {_SYNC_NAMES[int(level)]}"
 
     def close(self) -> None:

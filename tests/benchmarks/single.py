@@ -276,14 +276,8 @@ def tasks(bench: Bench) -> Iterator[Line]:
 
 
 def process(bench: Bench) -> Iterator[Line]:
-    """No-op jobs through a worker, until all are settled; peers, which have none, in a loop of one thread."""
+    """No-op jobs through a worker, until all are settled; others in a loop of one thread, by batches where they can."""
     count = bench.count(10_000)
-
-    def work_bare(raw: Raw) -> int:
-        done = 0
-        while done < count:
-            done += raw.claim_and_complete_many(32)
-        return done
 
     workers: dict[str, Callable[[Queue[Any]], int]] = {
         "8": lambda queue: _work(queue, count, 8),
@@ -294,7 +288,7 @@ def process(bench: Bench) -> Iterator[Line]:
     with bench.place() as folder, ExitStack() as stack:
         raw = Raw(folder / "raw.db", "relaxed")
         stack.callback(raw.close)
-        turns = {RAW: Turn(lambda: work_bare(raw), before=lambda: raw.fill(count), calls=1)}
+        turns = {RAW: _by_batches(raw, count)}
         for name, work in workers.items():
             it = Ours(folder / f"{name}.db", "relaxed")
             stack.callback(it.close)
@@ -305,7 +299,8 @@ def process(bench: Bench) -> Iterator[Line]:
                 loop = peer(folder / f"{peer.module}.db", "relaxed")
                 stack.callback(loop.close)
                 loop.fill(1000)
-                turns[peer.name] = _claims(loop)
+                batches = hasattr(loop, "claim_and_complete_many")
+                turns[peer.name] = _by_batches(loop, count) if batches else _claims(loop)
                 settings[peer.name] = loop.settings()
         series = bench.take_turns(turns, turns=bench.rounds * 3)
     for name, text in settings.items():
@@ -490,6 +485,18 @@ def _claims(it: Contestant, refill: Callable[[int], object] | None = None) -> Tu
         return _settle(it)
 
     return Turn(once, before=before, calls=500)
+
+
+def _by_batches(it: Any, count: int) -> Turn:
+    """Claims and completions of 32 jobs each, of so many jobs that are added before."""
+
+    def work() -> int:
+        done = 0
+        while done < count:
+            done += it.claim_and_complete_many(32)
+        return done
+
+    return Turn(work, before=lambda: it.fill(count), calls=1)
 
 
 def _work(queue: Queue[Any], count: int, concurrency: int, *, is_async: bool = False, batch: int | None = None) -> int:
