@@ -285,13 +285,14 @@ def test_jobs_are_cancelled_rescheduled_moved_and_removed(run: Run, queue: Queue
     assert state(queue, jobs[3]) is None
 
 
-def test_a_dead_letter_may_go_on_in_another_queue(run: Run, queue: Queue[Any]) -> None:
+@pytest.mark.parametrize("command", [("jobs", "retry"), ("dead", "requeue")], ids=" ".join)
+def test_a_dead_letter_may_go_on_in_another_queue(run: Run, queue: Queue[Any], command: tuple[str, str]) -> None:
     first, second = dead_letters(queue, 2)
 
-    requeued = run("dead", "requeue", first.id, "--to", "slow")
+    requeued = run(*command, first.id, "--to", "slow")
     purged = run("dead", "purge", second.id)
 
-    assert requeued == (0, "1 dead letter queued again in slow\n", "")
+    assert requeued == (0, "1 job queued again in slow\n", "")
     assert purged == (0, "1 dead letter deleted\n", "")
     assert ids(run, "jobs", "list") == [str(first.id)]
     assert ids(run, "jobs", "list", "--queue", "slow") == [str(first.id)]
@@ -317,7 +318,7 @@ def test_all_of_a_filter_are_mended(run: Run, queue: Queue[Any]) -> None:
 
     status, out, err = run("dead", "requeue", "--all", "--task", "mail.*", "--yes")
 
-    assert (status, out, err) == (0, "450 dead letters queued again\n", "")
+    assert (status, out, err) == (0, "450 jobs queued again\n", "")
     assert queue.stats().pending == 450
     assert state(queue, other) is State.FAILED
 
@@ -378,7 +379,7 @@ def test_a_rate_holds_the_work_back(run: Run, queue: Queue[Any]) -> None:
 
     status, out, _ = run("dead", "requeue", "--all", "--yes", "--rate", "20/s")
 
-    assert (status, out) == (0, "6 dead letters queued again\n")
+    assert (status, out) == (0, "6 jobs queued again\n")
     assert time.monotonic() - began >= 0.25
 
 
@@ -416,7 +417,7 @@ def test_an_interrupted_command_tells_how_far_it_came(queue: Queue[Any], tmp_pat
     out, err = process.communicate(timeout=LIMIT)
 
     assert (process.returncode, err.strip()) == (130, "")
-    assert out.endswith(" dead letters queued again\n")
+    assert out.endswith(" jobs queued again\n")
     told, done = int(out.split()[0]), queue.stats().pending
     assert told <= done <= told + 1  # It may have been interrupted between doing one and counting it.
     assert done < 100
@@ -607,7 +608,7 @@ def test_a_dead_letter_of_dramatiq_runs_again(run: Run, tmp_path: Path) -> None:
 
     assert shown[0] == 0
     assert "RuntimeError: not yet" in shown[1]
-    assert requeued[:2] == (0, "1 dead letter queued again\n")
+    assert requeued[:2] == (0, "1 job queued again\n")
     assert len(runs) == 2
     broker.close()
 
@@ -622,7 +623,7 @@ def test_dead_letters_of_rq_are_those_of_its_registry(run: Run, tmp_path: Path) 
     purged = run("dead", "purge", "--all", "--yes")
 
     assert sorted(listed) == sorted(job.id for job in jobs)
-    assert requeued[:2] == (0, "1 dead letter queued again\n")
+    assert requeued[:2] == (0, "1 job queued again\n")
     assert purged[:2] == (0, "1 dead letter deleted\n")
     assert queue.job_ids == [jobs[0].id]
     assert queue.failed_job_registry.get_job_ids() == []

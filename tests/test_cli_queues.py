@@ -778,7 +778,7 @@ def test_why_answers_for_jobs_that_rq_keeps_elsewhere(here: Here, command: Comma
     plain = json.loads(here("why", scheduled.id, "--json")[1])
 
     assert re.search(r"is failed: it ended \d+\.\ds ago: ZeroDivisionError: division by zero\n", told[0])
-    assert told[0].endswith(f"  to change that: litebroker dead requeue {failed.id}\n")
+    assert told[0].endswith(f"  to change that: litebroker jobs retry {failed.id}\n")
     assert re.search(r"is completed: it ended \d+\.\ds ago\n$", told[1])
     assert re.search(r"is scheduled: rq's scheduler puts it into its queue in [45]m\d\ds\n$", told[2])
     assert re.search(r"is scheduled: its time came 5m\d\ds ago, and no scheduler of rq's has put it", told[3])

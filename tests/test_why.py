@@ -311,7 +311,7 @@ def test_a_dead_letter_says_how_it_failed_and_how_to_let_it_run_again(queue: Que
         f"it became a dead letter 1m00s ago, after attempt 1 of 1 on {HERE}: its handler raised"
         " ValueError: no such user"
     )
-    assert answer.reasons[0].remedy == f"litebroker dead requeue {job.id}"
+    assert answer.reasons[0].remedy == f"litebroker jobs retry {job.id}"
     assert answer.reasons[0].facts["reason"] == "handler"
 
 

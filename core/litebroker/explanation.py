@@ -400,7 +400,7 @@ def _ended(seen: Seen, record: JobRecord) -> Reason:
         "failed",
         f"it became a dead letter {ago}, after {_attempt(record.attempts, record)}{on}: {_failure(record)}",
         {**facts, "max_attempts": record.max_attempts},
-        remedy=f"litebroker dead requeue {record.id}",
+        remedy=f"litebroker jobs retry {record.id}",
     )
 
 

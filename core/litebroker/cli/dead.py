@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from litebroker.arguments import queue_name as checked_name
-from litebroker.cli.jobs import change, list_jobs, listing_options, show_jobs, show_options
-from litebroker.cli.options import Commands, database_option, usage_errors
-from litebroker.cli.selection import Change, filter_options, make_filter, many_options, rate
+from litebroker.cli.jobs import change, list_jobs, listing_options, retry, show_jobs, show_options
+from litebroker.cli.options import Commands, database_option
+from litebroker.cli.selection import Change, filter_options, make_filter, many_options
 from litebroker.inspection import Inspection
 from litebroker.jobs import State
 
@@ -44,34 +43,8 @@ def show(ctx: click.Context, ids: tuple[str, ...], *, unpickle: bool, as_json: b
     show_jobs(ctx, ids, unpickle=unpickle, as_json=as_json, only=State.FAILED)
 
 
-@dead.command()
-@many_options
-@filter_options()
-@click.option("--to", "target", metavar="QUEUE", help="The queue that they go to, as `stats` names it.")
-@click.option("--rate", "per_second", metavar="N/s", type=rate, help="No faster than this: 100/s, 30/m.")
-@database_option
-@click.pass_context
-def requeue(ctx: click.Context, /, *, target: str | None, per_second: float | None, **options: Any) -> None:
-    """Let dead letters run again at once, each by its framework's rules.
-
-    \b
-    litebroker dead requeue --all --queue emails --older-than 1h --rate 50/s
-    """  # noqa: D301 (\b is click's own)
-    if target is not None:
-        with usage_errors(ctx):
-            checked_name(target)
-
-    def make(inspection: Inspection) -> Change:
-        return Change(
-            mend=lambda rows: inspection.retry(rows, queue=target),
-            done="queued again" if target is None else f"queued again in {target}",
-            question="Requeue",
-            target="" if target is None else f" to {target!r}",
-            kind="dead letter",
-            per_second=per_second,
-        )
-
-    change(ctx, make, _FAILED, **options)
+# As RQ calls it; a dead letter is a job that has failed.
+dead.add_command(retry, "requeue")
 
 
 @dead.command()

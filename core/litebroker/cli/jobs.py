@@ -176,14 +176,30 @@ def change(
 @jobs.command()
 @many_options
 @filter_options()
+@click.option("--to", "target", metavar="QUEUE", help="The queue that they go to, as `stats` names it.")
 @click.option("--rate", "per_second", metavar="N/s", type=rate, help="No faster than this: 100/s, 30/m.")
 @database_option
 @click.pass_context
-def retry(ctx: click.Context, /, *, per_second: float | None, **options: Any) -> None:
-    """Let failed jobs run again at once, each by its framework's rules."""
+def retry(ctx: click.Context, /, *, target: str | None, per_second: float | None, **options: Any) -> None:
+    """Let failed jobs run again at once, each by its framework's rules.
+
+    `jobs retry` and `dead requeue` are one command.
+
+    \b
+    litebroker jobs retry --all --queue emails --older-than 1h --rate 50/s
+    """  # noqa: D301 (\b is click's own: it keeps the lines apart)
+    if target is not None:
+        with usage_errors(ctx):
+            checked_name(target)
 
     def make(inspection: Inspection) -> Change:
-        return Change(mend=inspection.retry, done="queued again", question="Retry", per_second=per_second)
+        return Change(
+            mend=lambda rows: inspection.retry(rows, queue=target),
+            done="queued again" if target is None else f"queued again in {target}",
+            question="Retry",
+            target="" if target is None else f" in {target!r}",
+            per_second=per_second,
+        )
 
     change(ctx, make, _FAILED, **options)
 

@@ -104,7 +104,7 @@ def _jobs(storage: Storage, queues: Sequence[str], job: str) -> tuple[list[int],
 def _told(row: JobRow, now_ms: int) -> str:
     """A job that its framework keeps elsewhere, such as RQ's that are scheduled, run, or have ended."""
     head = f"job {row.id} of queue {row.queue!r} is {row.stage or row.state}: {_why_of_row(row, now_ms)}"
-    return f"{head}\n  to change that: litebroker dead requeue {row.id}" if row.state is State.FAILED else head
+    return f"{head}\n  to change that: litebroker jobs retry {row.id}" if row.state is State.FAILED else head
 
 
 def _why_of_row(row: JobRow, now_ms: int) -> str:
