@@ -746,3 +746,25 @@ def test_a_file_with_jobs_of_rq_is_not_exported_by_halves(command: Command) -> N
     assert "litebroker backup" in high[2]
     assert mine[0] == 0
     assert len(mine[1].splitlines()) == 4
+
+
+def test_what_copies_or_deletes_jobs_leaves_those_of_rq_alone_in_the_same_words(command: Command) -> None:
+    rq = pytest.importorskip("rq")
+    import litebroker_rq
+
+    database = command.folder / "source.db"
+    rq.Queue("high", connection=litebroker_rq.connect(str(database))).enqueue(print, "x")
+    words = (
+        "queue 'rq:queue:high' is RQ's, which keeps most of a job in tables of its own: `litebroker backup` copies all"
+        " of it, and `litebroker rq empty high` deletes its jobs"
+    )
+
+    exported = command("export", "--queue", "rq:queue:high", "--db", "source.db")
+    purged = command("purge", "--queue", "rq:queue:high", "--state", "all", "--yes", "--db", "source.db")
+    with contextlib.closing(SQLiteStorage(database)) as storage, pytest.raises(TransferError) as refused:
+        list(export_lines(storage))
+
+    assert exported[0] == purged[0] == 1
+    assert words in exported[2]
+    assert words in purged[2]
+    assert str(refused.value) == words

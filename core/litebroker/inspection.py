@@ -110,6 +110,18 @@ class Inspection:
         """Whose a job is that has this encoding: an adapter puts its name there, a `Queue` its serializer's."""
         return DIRECT if encoding is None or encoding not in self._inspectors else encoding
 
+    def why_not_alone(self, queue: str, states: Sequence[State] = STATES) -> str | None:
+        """Why jobs of a queue that are in these states cannot be copied or deleted as the engine has them; else None.
+
+        The first job of each state tells whose they are.
+        """
+        for state in states:
+            for record in self._storage.page(queue, state, limit=1, payloads=False):
+                why_not = self._inspectors[self.framework_of(record.encoding)].why_not_alone(queue)
+                if why_not is not None:
+                    return why_not
+        return None
+
     def now_ms(self) -> int:
         """The time by the storage's clock."""
         return self._storage.clock.now_ms()

@@ -148,6 +148,13 @@ class Inspector:
         """Why its workers would not find a job of it in a queue of this name; None where they would."""
         return None
 
+    def why_not_alone(self, queue: str) -> str | None:
+        """Why its jobs in this queue are more than what the engine keeps of them, and what to do with them instead.
+
+        None where a tool may copy or delete a job as the engine has it.
+        """
+        return None
+
     def row(self, record: JobRecord) -> JobRow:
         """A job of the engine's as a row."""
         return row_of(record, self.framework)

@@ -80,17 +80,8 @@ def queue_line(info: QueueInfo) -> bytes:
 
 
 def job_line(copy: JobCopy) -> bytes:
-    """A job. An active one is as if it had not been claimed: its lease stays behind.
-
-    Raises:
-        TransferError: It is RQ's, which keeps most of a job beside it.
-    """
+    """A job. An active one is as if it had not been claimed: its lease stays behind."""
     record = copy.record
-    if record.encoding == "rq":
-        raise TransferError(
-            f"job {record.id} of queue {record.queue!r} is RQ's, which keeps most of a job elsewhere: use a backup for"
-            " these, and export the other queues"
-        )
     if record.state is State.ACTIVE:
         record = record._replace(state=State.PENDING, attempts=max(record.attempts - 1, 0), claimed_at_ms=None)
     line: _Line = {

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from litebroker import ndjson
 from litebroker.errors import TransferError
+from litebroker.inspectors import DIRECT, load_inspectors
 from litebroker.jobs import JobCopy
 from litebroker.ndjson import CarriedValue, PausedQueue, Thing
 from litebroker.storage import ScheduleRecord, Storage
@@ -71,11 +72,17 @@ def export_lines(
             + b"".join(_schedule_lines(storage, queues))
         )
     jobs = place.jobs
+    inspectors = load_inspectors(storage)
     if place.kind != "job" and queues is None:
         yield from _value_lines(storage, place.value)
     for page in _job_pages(storage, place.job_id):
         chosen = [copy for copy in page if queues is None or copy.record.queue in queues]
         jobs += len(chosen)
+        for queue, encoding in {(copy.record.queue, copy.record.encoding) for copy in chosen}:
+            owner = inspectors.get(encoding or DIRECT)
+            why_not = None if owner is None else owner.why_not_alone(queue)
+            if why_not is not None:
+                raise TransferError(why_not)
         yield b"".join(ndjson.job_line(copy) for copy in chosen)
         on_jobs(len(page))
     yield ndjson.end_line(jobs if place.jobs_known else None)

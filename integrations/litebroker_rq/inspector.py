@@ -117,6 +117,12 @@ class RQInspector(Inspector):
     def why_not_in(self, row: JobRow, queue: str) -> str | None:
         return None if self.owns(queue) else f"rq has no queue {queue!r}; its queues are called like {row.queue!r}"
 
+    def why_not_alone(self, queue: str) -> str | None:
+        return (
+            f"queue {queue!r} is RQ's, which keeps most of a job in tables of its own: `litebroker backup` copies all"
+            f" of it, and `litebroker rq empty {self._name_of(queue)}` deletes its jobs"
+        )
+
     def row(self, record: JobRecord) -> JobRow:
         row = super().row(record)
         return replace(row, id=record.ref or row.id)

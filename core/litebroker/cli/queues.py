@@ -11,7 +11,7 @@ from litebroker.cli.options import database_option, named_queues, opened
 from litebroker.cli.output import confirm, duration, iso, print_json, tell
 from litebroker.cli.overview import Overview, overview_options
 from litebroker.cli.progress import progress
-from litebroker.inspection import oldest_age_ms
+from litebroker.inspection import Inspection, oldest_age_ms
 from litebroker.jobs import Counts, QueueInfo, State
 from litebroker.storage import ScheduleRecord, Storage
 
@@ -179,7 +179,11 @@ def purge(ctx: click.Context, names: tuple[str, ...], states: tuple[str, ...], *
     wanted = [State(state) for state in _PURGEABLE if state in states or "all" in states]
     with opened(ctx, must_exist=True) as storage:
         known = [info.name for info in named_queues(storage, names)]
-        _refuse_rq(storage, known, wanted)
+        inspection = Inspection(storage)
+        for name in known:
+            why_not = inspection.why_not_alone(name, wanted)
+            if why_not is not None:
+                raise click.ClickException(why_not)
         sizes = {name: _size(storage.counts(name), wanted) for name in known}
         what = ", ".join(map(str, wanted))
         for name, size in sizes.items():
@@ -213,15 +217,3 @@ def _purge(storage: Storage, queue: str, states: Sequence[State], expected: int)
 
 def _size(counts: Counts, states: Sequence[State]) -> int:
     return sum(int(getattr(counts, state.value)) for state in states)
-
-
-def _refuse_rq(storage: Storage, queues: Sequence[str], states: Sequence[State]) -> None:
-    """RQ keeps a record of each job beside the queue, which would stay."""
-    for queue in queues:
-        for state in states:
-            if any(it.encoding == "rq" for it in storage.page(queue, state, limit=1, payloads=False)):
-                own = queue.rpartition(":queue:")[2]
-                raise click.ClickException(
-                    f"queue {queue!r} is RQ's, which keeps records of its jobs elsewhere, too:"
-                    f" use its own command, litebroker rq empty {own}"
-                )

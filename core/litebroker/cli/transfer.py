@@ -14,7 +14,7 @@ from litebroker.cli.options import database_option, file_of, named_queues, opene
 from litebroker.cli.output import print_json
 from litebroker.cli.progress import progress
 from litebroker.errors import TransferError
-from litebroker.jobs import State
+from litebroker.inspection import Inspection
 from litebroker.ndjson import queues_of
 from litebroker.sqlite import SQLiteStorage
 from litebroker.sqlite.backup import refuse_parts
@@ -77,14 +77,11 @@ def _refuse_adapters_tables(storage: SQLiteStorage, queues: list[str] | None) ->
             f"{storage.location}: {', '.join(components)} keeps tables of its own beside the jobs, which an export"
             " leaves out: use `litebroker backup` for all of it, or export other queues by --queue"
         )
+    inspection = Inspection(storage)
     for name in queues or ():
-        for state in State:
-            for record in storage.page(name, state, limit=1):
-                if record.encoding == "rq":
-                    raise click.ClickException(
-                        f"queue {name!r} is RQ's, which keeps most of a job in tables of its own: use"
-                        " `litebroker backup`"
-                    )
+        why_not = inspection.why_not_alone(name)
+        if why_not is not None:
+            raise click.ClickException(why_not)
 
 
 def _refuse_database(storage: SQLiteStorage, target: str) -> None:
