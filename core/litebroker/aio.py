@@ -17,10 +17,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 from litebroker.arguments import duration_ms, whole_number
 from litebroker.contexts import AsyncContext
 from litebroker.errors import CancelledTooLateError, StorageClosedError
+from litebroker.handlers import is_async
 from litebroker.hops import Hops
 from litebroker.queue import Job, Queue
 from litebroker.storage import Listener, Storage
-from litebroker.worker import Worker, is_async
+from litebroker.worker import Worker
 
 __all__ = ["AsyncContext", "AsyncQueue", "AsyncWorker", "CancelledTooLateError"]
 

@@ -24,13 +24,13 @@ from typing import Any, cast
 from litebroker.children import SIGNALS, VARIABLE, Channel, Message, cancelled_in, unpacked
 from litebroker.contexts import AsyncContext, Context, Held
 from litebroker.failures import job_error
+from litebroker.handlers import is_async
 from litebroker.jobs import JobError, JobSpec
 from litebroker.observers import running_job
 from litebroker.results import report
 from litebroker.sqlite import SQLiteStorage
 from litebroker.storage import Storage
 from litebroker.terms import Terms
-from litebroker.worker import is_async
 
 _FILES = 4
 # Between two reports of progress to the parent, who writes them down twice a second.

@@ -7,13 +7,15 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from time import monotonic
 from typing import Any, Literal
 
 from litebroker.arguments import NewJob, duration_ms, job_spec, queue_name
 from litebroker.backoff import Backoff
-from litebroker.errors import LitebrokerError, PayloadError, PayloadTooLargeError, StorageError
+from litebroker.errors import LeaseLostError, LitebrokerError, PayloadError, PayloadTooLargeError, StorageError
+from litebroker.failures import job_error
 from litebroker.jobs import KEEP_RESULT, Added, JobError, JobRecord, JobSpec, Keep, State
-from litebroker.observers import Observer, adding, tell
+from litebroker.observers import Observer, Outcome, adding, tell
 from litebroker.results import keep, kept_for_ms, pack_failure, pack_refusal, pack_value
 from litebroker.schedules import plan
 from litebroker.serializer import JSON, RAW, Serializer
@@ -92,6 +94,8 @@ class ErrorContext:
 OnError = Callable[[BaseException, ErrorContext], object]
 
 _logger = logging.getLogger("litebroker")
+# An error of the storage that repeats is told once in this time.
+_QUIET_S = 60.0
 
 
 def log_error(error: BaseException, context: ErrorContext) -> None:
@@ -323,3 +327,50 @@ class Terms:
             except LitebrokerError as error:
                 errors.append(error)
         return errors
+
+
+class Teller:
+    """Tells of a worker's errors, and of what its jobs came to. It calls the user's code: have no lock meanwhile."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._quiet_until: dict[ErrorKind, float] = {}
+
+    def error(
+        self,
+        kind: ErrorKind,
+        error: BaseException,
+        record: JobRecord | None = None,
+        *,
+        wait_ms: int | None = None,
+        settled: bool = True,
+    ) -> None:
+        """Tell `on_error`. What is not about one job is told once in a while.
+
+        Args:
+            wait_ms: As in `ErrorContext.of`, like ``settled``.
+        """
+        if record is None:
+            now = monotonic()
+            if now < self._quiet_until.get(kind, 0.0):
+                return
+            self._quiet_until[kind] = now + _QUIET_S
+            context = ErrorContext(kind=kind, queue=self._terms.queue)
+        else:
+            context = ErrorContext.of(kind, record, wait_ms=wait_ms, settled=settled)
+        try:
+            self._terms.on_error(error, context)
+        except (Exception, SystemExit) as second:  # noqa: BLE001 (sys.exit() would end this thread only, and settle nothing)
+            # As text, since what cannot be looked at makes logging raise, too.
+            what = job_error(second)
+            told = what.stack or what.type
+            _logger.error("on_error itself raised, told of %s in queue %r\n%s", kind, context.queue, told)  # noqa: TRY400
+
+    def lost(self, kind: ErrorKind, record: JobRecord) -> None:
+        """Tell `on_error` that the lease of a job was lost."""
+        text = f"the lease of job {record.id} ended before it was settled: another worker has it, or had it"
+        self.error(kind, LeaseLostError(text), record)
+
+    def settled(self, record: JobRecord, outcome: Outcome) -> None:
+        """Tell the observers what a job has come to."""
+        tell(self._terms.observers, lambda observer: observer.settled(record, outcome))

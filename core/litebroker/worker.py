@@ -17,39 +17,29 @@ from __future__ import annotations
 
 import atexit
 import functools
-import inspect
-import logging
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain
 from queue import Empty, SimpleQueue
 from time import monotonic
-from types import CoroutineType, FrameType
-from typing import TYPE_CHECKING, Any, cast
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from litebroker.arguments import duration_ms, whole_number
-from litebroker.children import Children, Lane, Processes, failure_of
-from litebroker.contexts import AsyncContext, Context, Held
-from litebroker.errors import (
-    ChildError,
-    DatabaseBusyError,
-    LeaseLostError,
-    ProcessDiedError,
-    ProcessStartError,
-    StorageClosedError,
-    TimeLimitError,
-)
-from litebroker.failures import job_error
+from litebroker.children import Children, Lane, Processes
+from litebroker.contexts import Held
+from litebroker.errors import DatabaseBusyError, ProcessStartError, StorageClosedError
+from litebroker.handlers import Handler, is_async
 from litebroker.jobs import JobError, JobRecord, Lease, State
-from litebroker.observers import Outcome, Watched, after, running_job, tell
-from litebroker.results import keep, keep_progress, kept_for_ms, tell_waiters
+from litebroker.observers import after, tell
+from litebroker.results import keep, keep_progress
 from litebroker.storage import Listener, Storage
-from litebroker.terms import ErrorContext, ErrorKind, Terms
+from litebroker.terms import ErrorKind, Teller, Terms
 
 if TYPE_CHECKING:
     # They import asyncio, which a worker with threads does not need, and which takes long.
@@ -74,14 +64,10 @@ _UPKEEP_S, _ROUND_S = 0.5, 60.0
 _MOST_BITES = 10
 # Waits after an error of the storage: the first, and the longest.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-# An error of the storage that repeats is told once in this time.
-_QUIET_S = 60.0
 # How long `run` lets handlers see that they are cancelled.
 _LAST_WORDS_S = 5.0
 # How long a signal may go unnoticed that its thread slept through.
 _SIGNAL_S = 0.5
-
-_logger = logging.getLogger("litebroker")
 
 
 class Worker:
@@ -110,18 +96,16 @@ class Worker:
         self._terms = terms
         self._concurrency = whole_number("concurrency", concurrency, at_least=1, at_most=10_000)
         self._batch = 1 if batch is None else whole_number("batch", batch, at_least=1, at_most=10_000)
-        self._handler = handler
-        self._in_batches = batch is not None
-        self._with_context = _takes_context(handler)
-        self._call = self._caller()
-        self._children = None if processes is None else self._children_for(processes)
+        self._lock = threading.Lock()
+        self._teller = Teller(terms)
+        self._handler = Handler(handler, storage, terms, self._teller, self._lock, in_batches=batch is not None)
+        self._children = None if processes is None else self._children_for(handler, processes, batch is not None)
         self._coroutines = self._coroutines_on(loop) if processes is None and is_async(handler) else None
         if loop is not None and self._coroutines is None:
             raise ValueError(f"loop={loop!r} is for async handlers, and for these alone: leave it out")
         self._lease_s = terms.lease_ms / 1000
         self._pid = os.getpid()
 
-        self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # The idle rest here,
         self._chores = threading.Condition(self._lock)  # the keeper here,
         self._beats = threading.Condition(self._lock)  # the heartbeat here,
@@ -148,7 +132,6 @@ class Worker:
         self._prune = True
         self._sweep = False
         self._troubles = 0  # Errors of the storage in a row.
-        self._told: dict[ErrorKind, float] = {}
         self._closing = False
         self._ended = threading.Event()
         self._events: SimpleQueue[int | None] = SimpleQueue()  # Signals, and None for the end.
@@ -166,24 +149,21 @@ class Worker:
             threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True),
         ]
 
-    def _children_for(self, processes: Processes) -> Children:
+    def _children_for(self, handler: Callable[..., object], processes: Processes, in_batches: bool) -> Children:  # noqa: FBT001
         return Children(
-            self._handler,
+            handler,
             self._terms,
             processes,
             location=self._storage.location,
             count=self._concurrency,
-            in_batches=self._in_batches,
-            with_context=self._with_context,
+            in_batches=in_batches,
+            with_context=self._handler.with_context,
         )
 
     def _coroutines_on(self, loop: asyncio.AbstractEventLoop | None) -> Coroutines:
         from litebroker.coroutines import Coroutines
-        from litebroker.hops import Hops
 
-        name = f"litebroker-{self._terms.queue}"
-        self._hops = Hops(name)
-        return Coroutines(loop, f"{name}-loop", self._call_feeder)
+        return Coroutines(loop, f"litebroker-{self._terms.queue}-loop", self._call_feeder)
 
     def start(self) -> None:
         """Start its threads, once. `Queue.process` has done so."""
@@ -214,7 +194,7 @@ class Worker:
             return False
         tell(self._terms.observers, lambda observer: observer.claimed(claimed))
         unit = [Held(record, monotonic() + self._lease_s) for record in claimed]
-        self._run(unit)
+        self._handler.run(unit)
         well = [held for held in unit if not held.settled and held.failure is None]
         badly = [held for held in unit if not held.settled and held.failure is not None]
         with self._storage.transaction() as transaction:
@@ -294,9 +274,9 @@ class Worker:
         while (taken := self._next(unit, started, lane)) is not None:
             unit, started = taken
             if lane is None:
-                self._run(unit)
+                self._handler.run(unit)
             else:
-                self._run_in(lane, unit)
+                self._handler.run_in(lane, unit)
 
     def _next(self, unit: list[Held], started: float, lane: Lane | None) -> tuple[list[Held], float] | None:
         """Put down what has been done, and take what comes next. None is the end."""
@@ -342,7 +322,7 @@ class Worker:
             try:
                 lane.prepare(_LOOK_S)
             except (OSError, ProcessStartError) as error:
-                self._tell("process", error)
+                self._teller.error("process", error)
             finally:
                 self._lock.acquire()
         self._active -= 1
@@ -350,10 +330,10 @@ class Worker:
     def _feed(self, coroutines: Coroutines) -> None:
         ended: list[Run] = []
         while (units := self._next_units(coroutines, ended)) is not None:
-            coroutines.start([run for unit in units if (run := self._run_for(unit, coroutines, ended)) is not None])
+            ended += self._handler.start(units, coroutines)
             while coroutines.finished:
                 run = coroutines.finished.popleft()
-                self._judge(run)
+                self._handler.judge(run, closing=self._closing)
                 ended.append(run)
 
     def _next_units(self, coroutines: Coroutines, ended: list[Run]) -> list[list[Held]] | None:
@@ -417,71 +397,10 @@ class Worker:
             coroutines.give_up()
             if not expected:
                 self._stop()
-                self._tell("claim", RuntimeError("the event loop of the handler was closed: close its worker before"))
+                error = RuntimeError("the event loop of the handler was closed: close its worker before")
+                self._teller.error("claim", error)
         finally:
             self._lock.acquire()
-
-    def _run_for(self, unit: list[Held], coroutines: Coroutines, ended: list[Run]) -> Run | None:
-        """The call of the handler for these; None, and it has ended, when none can be read."""
-        values, readable = self._read(unit)
-        run = coroutines.run(
-            unit,
-            functools.partial(self._coroutine, values, readable),
-            functools.partial(self._around, readable),
-            f"litebroker-{self._terms.queue}-{unit[0].record.id}",
-        )
-        if not readable:
-            ended.append(run)
-            return None
-
-        def interrupt() -> None:
-            # Those of a batch end together, when none of them is wanted any more.
-            if all(held.cancelled for held in readable):
-                coroutines.interrupt(run)
-
-        with self._lock:
-            for held in readable:
-                held.interrupt = interrupt
-            if all(held.cancelled for held in readable):
-                run.interrupted = True
-        return run
-
-    def _around(self, readable: list[Held]) -> AbstractContextManager[object]:
-        """In the task of the handler."""
-        records = [held.record for held in readable]
-        running_job.set(records[0] if len(records) == 1 else None)
-        return Watched(self._terms.observers, records) if self._terms.observers else nullcontext()
-
-    def _judge(self, run: Run) -> None:
-        """Decide what becomes of the jobs of a handler that has ended."""
-        unit: list[Held] = run.unit
-        # In an end in order, who cancels all that is on the loop is part of it. Otherwise a cancellation that came from
-        # elsewhere is a failure: a handler that awaits what was cancelled would be given back, and run, for ever.
-        if run.was_cancelled and (run.interrupted or self._closing):
-            self._take_back([held for held in unit if not held.settled and held.failure is None])
-        elif run.error is not None:
-            for held in unit:
-                if held.failure is None:
-                    self._spoil(held, "handler", run.error, skip=1)
-        else:
-            self._note_results([held for held in unit if held.failure is None], run.returned)
-        for held in unit:
-            if held.uncommitted:
-                self._verify(held)
-
-    def _take_back(self, interrupted: list[Held]) -> None:
-        """Release what was cancelled by no fault of its own. What was lost stays so."""
-        for held in interrupted:
-            held.settled = True
-        try:
-            released = self._storage.release([held.lease for held in interrupted]) if interrupted else []
-        except Exception as error:  # noqa: BLE001 (told; the leases end by themselves)
-            self._tell("cleanup", error)
-            return
-        if self._terms.observers:
-            for held, yes in zip(interrupted, released, strict=True):
-                if yes:
-                    self._observe(held.record, "released")
 
     def _put_down(self, unit: list[Held], started: float, now: float) -> None:
         self._active -= 1
@@ -658,7 +577,7 @@ class Worker:
             for held in chain(*part):
                 held.settled = held.until <= now or isinstance(error, StorageClosedError)
                 if held.settled:
-                    self._tell(kind, error, held.record)
+                    self._teller.error(kind, error, held.record)
 
     def _try_to_settle(self, well: list[Held], badly: list[Held]) -> Exception | None:
         try:
@@ -679,7 +598,7 @@ class Worker:
         try:
             self._storage.release(leases)
         except Exception as error:  # noqa: BLE001 (told; the leases end by themselves)
-            self._tell("cleanup", error)
+            self._teller.error("cleanup", error)
         finally:
             self._lock.acquire()
         self._exchanging = False
@@ -689,158 +608,7 @@ class Worker:
         try:
             self._storage.notify_queue(self._terms.queue)
         except Exception as error:  # noqa: BLE001 (told; the others look by themselves)
-            self._tell("claim", error)
-
-    def _read(self, unit: list[Held]) -> tuple[list[Any], list[Held]]:
-        """The payloads, and whose they are; those that cannot be read have failed."""
-        readable: list[Held] = []
-        values = []
-        for held in unit:
-            try:
-                values.append(self._terms.decode(held.record.payload, held.record.encoding))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever the serializer raises)
-                self._spoil(held, "parse", error)
-            else:
-                readable.append(held)
-        return values, readable
-
-    def _run(self, unit: list[Held]) -> None:
-        values, readable = self._read(unit)
-        if not readable:
-            return
-        observers = self._terms.observers
-        token = running_job.set(readable[0].record if len(readable) == 1 else None)
-        try:
-            if observers:
-                with Watched(observers, [held.record for held in readable]):
-                    returned = self._call(values, readable)
-            else:
-                returned = self._call(values, readable)
-        except BaseException as error:  # noqa: BLE001 (a handler that raises SystemExit has failed, too)
-            for held in readable:
-                self._spoil(held, "handler", error)
-        else:
-            self._note_results(readable, returned)
-        running_job.reset(token)
-        for held in readable:
-            if held.uncommitted:
-                self._verify(held)
-
-    def _run_in(self, lane: Lane, unit: list[Held]) -> None:
-        """As `_run`, in a child process."""
-        try:
-            with Watched(self._terms.observers, [held.record for held in unit]):
-                self._call_in(lane, unit)
-        except ChildError:
-            pass  # It was for those who watch.
-        except (ProcessDiedError, TimeLimitError) as error:
-            if isinstance(error, ProcessDiedError) and not error.began:
-                self._take_back(unit)
-                self._tell("process", error)
-            else:
-                kind: ErrorKind = "timeout" if isinstance(error, TimeLimitError) else "crashed"
-                for held in unit:
-                    self._spoil_as(held, kind, error, failure_of(kind, error))
-        except Exception as error:  # noqa: BLE001 (what the child said made no sense)
-            for held in unit:
-                self._spoil_as(held, "crashed", error, job_error(error, reason="crashed"))
-        for held in unit:
-            if held.uncommitted:
-                self._verify(held)
-
-    def _call_in(self, lane: Lane, unit: list[Held]) -> None:
-        with self._lock:
-            for held, event in zip(unit, lane.events(len(unit)), strict=True):
-                held.event = event
-                if held.cancelled:
-                    event.set()
-        contexts = self._contexts(unit)
-        results, failures = lane.run(
-            [held.record for held in unit],
-            lambda what, position, *rest: contexts[position]._answer(what, *rest),  # noqa: SLF001 (of this module)
-        )
-        for held, (result, refusal) in zip(unit, results, strict=False):  # There are none where none is to be kept.
-            held.result = result
-            if refusal is not None and not held.settled:
-                self._tell("result", refusal, held.record)
-        for position, kind, error in failures:
-            self._spoil_as(unit[position], kind, error, failure_of(kind, error))
-        if failures:
-            raise failures[-1].error
-
-    def _spoil_as(self, held: Held, kind: ErrorKind, error: BaseException, failure: JobError) -> None:
-        wait_ms = self._terms.wait_ms(held.record)
-        held.failure = failure, wait_ms
-        self._tell(kind, error, held.record, wait_ms=wait_ms, settled=held.settled)
-
-    def _spoil(self, held: Held, kind: ErrorKind, error: BaseException, *, skip: int | None = None) -> None:
-        if skip is None:
-            skip = 2 if kind == "handler" else 1  # `_run`, and what `_caller` made
-        self._spoil_as(held, kind, error, job_error(error, reason=kind, skip=skip))
-
-    def _note_results(self, unit: list[Held], returned: object) -> None:
-        """What the handler has returned for these, to be kept with their end."""
-        for held in unit:
-            if held.record.headers:
-                break
-        else:
-            return
-        results = self._terms.results([held.record for held in unit], returned, in_batches=self._in_batches)
-        for held, (result, error) in zip(unit, results, strict=True):
-            held.result = result
-            if error is not None and not held.settled:
-                self._tell("result", error, held.record)
-
-    def _verify(self, held: Held) -> None:
-        """It was completed in the handler's own transaction: did that commit?"""
-        try:
-            record = self._storage.get(held.record.id)
-        except Exception as error:  # noqa: BLE001 (told; if it did not, the lease ends by itself)
-            self._tell("complete", error, held.record)
-            return
-        if record is not None and record.token == held.lease.token:
-            held.settled = False
-            if held.failure is None:
-                self._spoil(held, "handler", RuntimeError("the transaction that completed the job was not committed"))
-            return
-        if kept_for_ms(held.record.headers) is not None:
-            # Its waiters were told within the transaction, and found nothing yet.
-            tell_waiters(self._storage, held.record)
-        if self._terms.observers:
-            self._observe(held.record, "completed")
-
-    def _caller(self) -> Callable[[list[Any], list[Held]], object]:
-        """The handler, as `_run` calls it."""
-        handler, in_batches, with_context = self._handler, self._in_batches, self._with_context
-
-        def call(values: list[Any], unit: list[Held]) -> object:
-            if not with_context:
-                result = handler(values if in_batches else values[0])
-            else:
-                contexts = self._contexts(unit)
-                result = handler(values, contexts) if in_batches else handler(values[0], contexts[0])
-            if type(result) is CoroutineType:
-                result.close()
-                raise TypeError(_ASYNC)
-            return result
-
-        def call_async(values: list[Any], unit: list[Held]) -> object:
-            import asyncio
-
-            return asyncio.run(self._coroutine(values, unit))
-
-        return call_async if is_async(handler) else call
-
-    def _coroutine(self, values: list[Any], unit: list[Held]) -> Coroutine[Any, Any, object]:
-        """The call of an async handler."""
-        data = values if self._in_batches else values[0]
-        if not self._with_context:
-            return cast("Coroutine[Any, Any, object]", self._handler(data))
-        contexts = [AsyncContext(context, self._hops) for context in self._contexts(unit)]
-        return cast("Coroutine[Any, Any, object]", self._handler(data, contexts if self._in_batches else contexts[0]))
-
-    def _contexts(self, unit: list[Held]) -> list[Context]:
-        return [Context(held, self._storage, self._terms, self._lock) for held in unit]
+            self._teller.error("claim", error)
 
     # The heartbeat
 
@@ -860,7 +628,7 @@ class Worker:
                 try:
                     kept = self._storage.extend(leases, self._terms.lease_ms)
                 except Exception as error:  # noqa: BLE001 (told; it is tried again)
-                    self._tell("heartbeat", error)
+                    self._teller.error("heartbeat", error)
                     wait = min(interval / 4, 1.0)
                 else:
                     self._renewed(leases, kept, started + self._lease_s)
@@ -886,9 +654,8 @@ class Worker:
                 self._buffer = deque(record for record in self._buffer if record.lease not in gone)
             self._buffer_until = until  # What was claimed since lives longer.
         for record in lost:
-            self._tell("heartbeat", _lost(record), record)
-            if self._terms.observers:
-                self._observe(record, "lost")
+            self._teller.lost("heartbeat", record)
+            self._teller.settled(record, "lost")
 
     # The keeper
 
@@ -924,7 +691,7 @@ class Worker:
             self._beats.notify()
         if self._coroutines is not None:
             self._coroutines.close()
-            self._hops.close()
+        self._handler.close()
         self._events.put(None)
         self._listener.close()
 
@@ -959,9 +726,9 @@ class Worker:
     def _upkeep(self, *, everything: bool) -> None:
         try:
             for error in self._terms.fire_schedules(self._storage, everything=everything):
-                self._tell("schedule", error)
+                self._teller.error("schedule", error)
         except Exception as error:  # noqa: BLE001 (told; it is tried again)
-            self._tell("schedule", error)
+            self._teller.error("schedule", error)
         bites = _MOST_BITES if self._prune or everything else 0
         self._prune = False
         try:
@@ -970,7 +737,7 @@ class Worker:
                 self._prune = not bites
         except Exception as error:  # noqa: BLE001 (told; it is tried again)
             self._prune = True
-            self._tell("cleanup", error)
+            self._teller.error("cleanup", error)
         bites = _MOST_BITES if self._sweep or everything else 0
         self._sweep = False
         try:
@@ -979,7 +746,7 @@ class Worker:
                 self._sweep = not bites
         except Exception as error:  # noqa: BLE001 (told; it is tried again)
             self._sweep = True
-            self._tell("cleanup", error)
+            self._teller.error("cleanup", error)
 
     def _write_reports(self) -> None:
         """Let everyone see how far the jobs have come that run."""
@@ -991,7 +758,7 @@ class Worker:
         try:
             keep_progress(self._storage, [(held.lease, said) for held, said in reports if said is not None])
         except Exception as error:  # noqa: BLE001 (told; it is tried again)
-            self._tell("progress", error)
+            self._teller.error("progress", error)
             return
         self._sweep = True
         for held, said in reports:
@@ -1002,7 +769,7 @@ class Worker:
     def _trouble(self, kind: ErrorKind, error: Exception) -> None:
         """The storage did not do what it was asked for: tell, and be slower. Without the lock."""
         self._troubles += 1
-        self._tell(kind, error)
+        self._teller.error(kind, error)
         if isinstance(error, StorageClosedError):
             self._stop()
 
@@ -1013,42 +780,13 @@ class Worker:
 
     def _tell_settled(self, well: list[Held], badly: list[Held], lost: list[tuple[ErrorKind, Held]]) -> None:
         for kind, held in lost:
-            self._tell(kind, _lost(held.record), held.record)
+            self._teller.lost(kind, held.record)
         if self._terms.observers:
             gone = {held for _, held in lost}
             for held in well:
-                self._observe(held.record, "lost" if held in gone else "completed")
+                self._teller.settled(held.record, "lost" if held in gone else "completed")
             for held in badly:
-                self._observe(held.record, after(held.state))
-
-    def _observe(self, record: JobRecord, outcome: Outcome) -> None:
-        tell(self._terms.observers, lambda observer: observer.settled(record, outcome))
-
-    def _tell(
-        self,
-        kind: ErrorKind,
-        error: BaseException,
-        record: JobRecord | None = None,
-        *,
-        wait_ms: int | None = None,
-        settled: bool = True,
-    ) -> None:
-        """Without the lock: it calls the user's code. What is not about one job is told once in a while."""
-        if record is None:
-            now = monotonic()
-            if now < self._told.get(kind, 0.0):
-                return
-            self._told[kind] = now + _QUIET_S
-            context = ErrorContext(kind=kind, queue=self._terms.queue)
-        else:
-            context = ErrorContext.of(kind, record, wait_ms=wait_ms, settled=settled)
-        try:
-            self._terms.on_error(error, context)
-        except (Exception, SystemExit) as second:  # noqa: BLE001 (sys.exit() would end this thread only, and settle nothing)
-            # As text, since what cannot be looked at makes logging raise, too.
-            what = job_error(second)
-            told = what.stack or what.type
-            _logger.error("on_error itself raised, told of %s in queue %r\n%s", kind, context.queue, told)  # noqa: TRY400
+                self._teller.settled(held.record, after(held.state))
 
     def _stop(self) -> None:
         with self._lock:
@@ -1107,32 +845,3 @@ class Worker:
             if event is None:
                 self._events.put(None)  # It stays ended, whoever asks next.
             return event is None
-
-
-_ASYNC = "the handler gave a coroutine, though it is no async function: declare it with `async def`, or await it inside"
-
-
-def is_async(handler: Callable[..., object]) -> bool:
-    """Whether to call it is to get a coroutine."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
-
-
-def _takes_context(handler: Callable[..., object]) -> bool:
-    """Whether it is to be called with a `Context` too: its second argument has no default, or is named "context"."""
-    if not callable(handler):
-        raise TypeError(f"handler={handler!r} cannot be called")
-    try:
-        parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):
-        return False  # Some that are written in C do not tell.
-    positional = [it for it in parameters if it.kind in {it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD}]
-    required = [it for it in positional if it.default is it.empty]
-    if len(required) > 2 or any(it.kind is it.KEYWORD_ONLY and it.default is it.empty for it in parameters):  # noqa: PLR2004
-        raise TypeError(f"handler={handler!r} wants more than the data and a context")
-    if not positional and not any(it.kind is it.VAR_POSITIONAL for it in parameters):
-        raise TypeError(f"handler={handler!r} takes no argument: it gets the data, and a context if it wants")
-    return len(required) == 2 or (len(positional) > 1 and positional[1].name == "context")  # noqa: PLR2004
-
-
-def _lost(record: JobRecord) -> LeaseLostError:
-    return LeaseLostError(f"the lease of job {record.id} ended before it was settled: another worker has it, or had it")

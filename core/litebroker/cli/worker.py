@@ -21,10 +21,11 @@ from litebroker.cli import supervisor
 from litebroker.cli.options import Place, database, database_option, duration, opened, usage_errors
 from litebroker.cli.shift import REFUSED, Shift
 from litebroker.errors import LitebrokerError
+from litebroker.handlers import is_async
 from litebroker.logs import log_to_stderr
 from litebroker.queue import Queue
 from litebroker.sqlite import SQLiteStorage, open_storage
-from litebroker.worker import Worker, is_async
+from litebroker.worker import Worker
 
 if TYPE_CHECKING:
     import asyncio
