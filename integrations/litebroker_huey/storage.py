@@ -367,10 +367,10 @@ class LitebrokerStorage(BaseStorage):
         key = _text(key)
         ttl_ms = self._result_ttl_ms if is_result else None
         self.engine.put(self._values, key, bytes(value), ttl_ms=ttl_ms)
+        if key.startswith(_FLAGS):  # Also for a result: the id of its task may begin so.
+            self.stamp.draw()
         if is_result:
             self.engine.notify(self._topic(key))
-        elif key.startswith(_FLAGS):
-            self.stamp.draw()
 
     def _load_flags(self) -> set[str] | None:
         flags: set[str] = set()
@@ -429,10 +429,19 @@ class LitebrokerStorage(BaseStorage):
         self, key: str | bytes, timeout: float | None = None, backoff: float = 1.15, max_delay: float = 1.0
     ) -> bool:
         """As huey's, but woken when the result is stored; ``max_delay`` is how long to trust in that."""
+        key = _text(key)
+        if not self._comes(key, timeout, max_delay):
+            return False
+        if key.startswith(_FLAGS):
+            # The stamp was drawn before the commit of what has stored it.
+            self.stamp.draw()
+        return True
+
+    def _comes(self, key: str, timeout: float | None, max_delay: float) -> bool:
         if self.has_data_for_key(key):
             return True
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with contextlib.closing(self.engine.listener(topics=[self._topic(_text(key))])) as listener:
+        with contextlib.closing(self.engine.listener(topics=[self._topic(key)])) as listener:
             while not self.has_data_for_key(key):
                 patience = deadline - time.monotonic()
                 if patience <= 0:

@@ -433,3 +433,26 @@ def test_flags_are_kept_apart_from_results_whose_keys_look_alike(storage: Litebr
 
     assert storage.peek_data("report") == b"1"
     assert storage.peek_many(["r", "r:1"]) == {"r": b"2"}
+
+
+def test_a_result_whose_key_looks_like_a_flag_s_is_seen_at_once(storage: LitebrokerStorage) -> None:
+    assert storage.pop_data("r:mine") is EmptyData
+
+    storage.put_data("r:mine", b"1", is_result=True)
+
+    assert storage.pop_data("r:mine") == b"1"
+
+
+def test_a_result_whose_key_looks_like_a_flag_s_is_there_for_who_has_waited(storage: LitebrokerStorage) -> None:
+    before: list[Any] = []
+    elsewhere = threading.Thread(target=lambda: before.append(storage.pop_data("r:mine")))
+    with storage.engine.transaction():
+        storage.put_data("r:mine", b"1", is_result=True)
+        elsewhere.start()
+        elsewhere.join()
+
+    has_come = storage.wait_result("r:mine", timeout=20)
+
+    assert before == [EmptyData]
+    assert has_come
+    assert storage.pop_data("r:mine") == b"1"
