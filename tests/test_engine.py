@@ -125,12 +125,13 @@ def storage(path: Path) -> Iterator[SQLiteStorage]:
 @contextlib.contextmanager
 def led(storage: SQLiteStorage) -> Iterator[None]:
     """Somebody leads meanwhile, so that those who write wait and then go together."""
-    lead = storage._engine._lead
-    lead.acquire()
+    mine = storage._engine
+    mine._lead.acquire()
+    mine._led = True
     try:
         yield
     finally:
-        lead.release()
+        mine._lead.release()
 
 
 # -- group commit --

@@ -3,7 +3,7 @@
 Writers queue up three deep, and each step makes the next one rare:
 
 1. Threads: each puts its operation in line and asks for the lead. Who gets it runs all that stand in line, in one
-   transaction (group commit); whose operation was run meanwhile has nothing left to do. One alone pays nothing for it.
+   transaction (group commit); whose operation was run meanwhile has nothing left to do. One alone does not line up.
 2. Processes: the leader takes the writer lock, a flock on a sidecar, so that processes take turns instead of
    polling SQLite's own lock, which starves some and lets the WAL grow.
 3. Strangers, who write to the file without that lock: SQLite's busy handler.
@@ -90,8 +90,9 @@ class Tx:
 
     def wake(self, queue: str, jobs: int) -> None:
         if self.queues is None:
-            self.queues = {}
-        self.queues[queue] = self.queues.get(queue, 0) + jobs
+            self.queues = {queue: jobs}
+        else:
+            self.queues[queue] = self.queues.get(queue, 0) + jobs
 
     def notify(self, topic: str) -> None:
         if self.topics is None:
@@ -164,6 +165,9 @@ class Engine:
         # the lock would be wrong wherever an exception strikes between the two.
         self._leading: Callable[[], bool] = self._lead._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
         self._tx: Tx | None = None
+        # Somebody has the turn, or is about to: who comes now stands in line. An exception may leave it as it is not,
+        # until the next turn ends: that only decides who shares a transaction.
+        self._led = False
         self._waiting: deque[_Request[Any]] = deque()
         self._db: Connection | None = None
         self._read_lock = threading.RLock()
@@ -209,6 +213,9 @@ class Engine:
         if self._leading():
             return self._join(op, durable=durable, single=single)
         fork.give_way()
+        if single and not self._led:
+            self._led = True
+            return self._run_at_once(op, durable=durable)
         request = _Request(op, durable=durable, single=single)
         self._waiting.append(request)
         try:
@@ -274,6 +281,10 @@ class Engine:
         if self._leading():
             raise StorageError(f"{self.path}: this cannot be a part of a transaction: call it outside", path=self.path)
         fork.give_way()
+        return self._run_at_once(op, durable=durable)
+
+    def _run_at_once(self, op: Callable[[Tx], R], *, durable: bool) -> R:
+        """Run an operation whose statements are their own transactions, without a look at who else stands in line."""
         with self._lead:
             db = self._ready()
             try:
@@ -283,10 +294,11 @@ class Engine:
                 self._committed += 1
                 self.transactions += 1
                 sequence = self._committed
+                self._checkpoint_if_due(db, tx.pages)
             finally:
                 try:
                     self._end_turn(db)
-                except BaseException:  # one that strikes just now
+                except BaseException:  # one that strikes just now: nobody could write until this process does again
                     self._end_turn(db)
                     raise
         self._follow_up(tx, sequence)
@@ -324,7 +336,7 @@ class Engine:
             finally:
                 try:
                     self._end_turn(db)
-                except BaseException:  # one that strikes just now: nobody could write until this process does again
+                except BaseException:  # one that strikes just now
                     self._end_turn(db)
                     raise
         except Exception as error:  # noqa: BLE001 - it came of opening or locking, and is everybody's
@@ -352,6 +364,7 @@ class Engine:
         """Leave no transaction open, and let the next process write, whatever has happened."""
         try:
             self._tx = None
+            self._led = False
             if db.in_transaction:
                 self._abandon(db)
         finally:
@@ -428,6 +441,7 @@ class Engine:
 
     def _lock_writer(self) -> None:
         """Wait for this process's turn. The caller unlocks in any case: to release what is not held does nothing."""
+        self._led = True
         if self._writer_lock is None:
             return
         try:
