@@ -89,6 +89,8 @@ class Wakeups:
         if self._folder is None or count <= 0:
             return
         path = self._paths.get(queue) or self._queue_path(queue)
+        if path not in self._writers and not os.access(path, os.F_OK):
+            return  # nobody waits, as for most jobs: an exception would cost three times as much
         # Only who has this lock uses or closes a descriptor that is kept: otherwise its number could mean another file
         # by now. Who finds it taken, even by the code that his signal handler interrupts, opens one of his own.
         if not self._writing.acquire(blocking=False):
@@ -101,10 +103,6 @@ class Wakeups:
                 if writer.is_current(path) and _write(writer.file, count):
                     return
                 os.close(self._writers.pop(path).file)
-            if not os.access(
-                path, os.F_OK
-            ):  # nobody waits, as for most jobs: the exception would cost three times as much
-                return
             file = os.open(path, _FOR_WRITING)
             if not _write(file, count):
                 os.close(file)
