@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
+from operator import attrgetter
 
 from litebroker.errors import GroupConflictError
 from litebroker.jobs import Added, Counts, Holder, JobError, JobRecord, JobSpec, Keep, Lease, QueueInfo, State
@@ -17,6 +21,17 @@ from litebroker.sqlite.session import Session
 _FOREVER = (1 << 63) - 1
 _BITE = 500
 
+# What a new job has: anything; no dedupe key, group, headers, or time of its own; or not even a name.
+_ANY, _PLAIN, _BARE = range(3)
+_INSERTS = {_PLAIN: (sql.INSERT_PLAIN, sql.INSERT_TEN_PLAIN), _BARE: (sql.INSERT_BARE, sql.INSERT_TEN_BARE)}
+# A shorter payload is bound as a bytearray: for bytes Python's driver looks for an adapter, which takes longer than the
+# copy.
+_COPIED = 4096
+
+_QUEUE_OF, _PAYLOAD_OF = attrgetter("queue"), attrgetter("payload")
+# In half the time that Added(...) takes.
+_ADDED: Callable[[tuple[int, bool]], Added] = functools.partial(tuple.__new__, Added)
+
 
 class JobVerbs(Session):
     """Jobs in queues."""
@@ -26,25 +41,19 @@ class JobVerbs(Session):
     def add(self, specs: Sequence[JobSpec]) -> list[Added]:
         if not specs:
             return []
-        if len(specs) == 1 and _is_plain(specs[0]):
-            return [self._add_one(specs[0])]
-        queues: dict[str, int] = {}
-        jobs: dict[str, int] = {}
-        payload = 0
-        for spec in specs:
-            name = spec.queue
-            if name not in queues:
-                queues[name] = self._made_queue(name)
-            jobs[name] = jobs.get(name, 0) + 1
-            payload += len(spec.payload)
-        plain = all(map(_is_plain, specs))
-        free = plain or all(spec.dedupe_key is None and spec.group is None and not spec.front for spec in specs)
+        if len(specs) == 1 and (shape := _shape(specs[0])):
+            return [self._add_one(specs[0], shape)]
+        jobs = Counter(map(_QUEUE_OF, specs))
+        queues = {name: self._made_queue(name) for name in jobs}
+        payload = sum(map(len, map(_PAYLOAD_OF, specs)))
+        shape = min(map(_shape, specs))
+        free = shape or all(spec.dedupe_key is None and spec.group is None and not spec.front for spec in specs)
         now = self._engine.clock.now_ms()
 
         def op(tx: Tx) -> list[Added]:
             ids = range(first := self._engine.identities.first_id(len(specs)), first + len(specs) * ID_STEP, ID_STEP)
             if free:
-                added = _insert_free(tx, specs, queues, ids, now, plain=plain)
+                added = _insert_free(tx, specs, queues, ids, now, shape=shape)
             else:
                 added = [
                     self._insert(tx, spec, queues[spec.queue], job_id, now)
@@ -58,22 +67,26 @@ class JobVerbs(Session):
 
         while True:
             try:
-                return self._write(op, single=free and len(specs) == 1)
+                return self._write(op, single=bool(free) and len(specs) == 1)
             except UniqueError:
                 # Another process drew the same id in the same microsecond.
                 self._engine.identities.change_lane()
 
-    def _add_one(self, spec: JobSpec) -> Added:
+    def _add_one(self, spec: JobSpec, shape: int) -> Added:
         """Add one plain job: what most are."""
         engine = self._engine
         name, payload, encoding, priority, *_, max_attempts, _headers, ref, task, _front = spec
         queue = engine.queue_ids.get(name) or self._made_queue(name)
         now = engine.clock.now_ms()
-        values = (queue, priority, now, max_attempts or 0, now, now, now, now, ref, task, encoding, payload)
+        statement, _ten = _INSERTS[shape]
+        data = bytearray(payload) if len(payload) < _COPIED else payload
+        values: tuple[object, ...] = (queue, priority, now, max_attempts or 0, now, now, now, now, data)
+        if shape == _PLAIN:
+            values += (ref, task, encoding)
 
         def op(tx: Tx) -> Added:
             job_id = engine.identities.first_id(1)
-            tx.db.change(sql.INSERT_PLAIN, (job_id, *values))
+            tx.db.change(statement, (job_id, *values))
             tx.wake(name, 1)
             tx.carries(len(payload))
             return Added(job_id, True)
@@ -90,7 +103,7 @@ class JobVerbs(Session):
             group = self._group(tx, queue, spec.group, spec.group_concurrency, conflict=True)
         values = _values(spec, queue, job_id, now, group=group)
         if spec.front and values[2] == rows.READY:
-            self._take_back(tx, spec.queue, queue)
+            self._take_back(tx, spec.queue, queue, now=self._engine.clock.now_ms(), steady=self._engine.steady_ms())
             ahead = (
                 tx.db.rows(sql.FIRST_UNGROUPED, {"queue": queue})
                 if group is None
@@ -133,12 +146,15 @@ class JobVerbs(Session):
         joined = self._in_transaction()
         if not joined:
             recovery.recover_dead(self._engine)
-        wanted = [(name, queue) for name in queues if (queue := self._queue(name)) is not None]
-        if not joined:
-            wanted = [(name, queue) for name, queue in wanted if self._may_have_jobs(queue)]
+        wanted = [
+            (name, queue)
+            for name in queues
+            if (queue := self._queue(name)) is not None and (joined or self._may_have_jobs(queue))
+        ]
         if limit < 1 or not wanted:
             return []
-        self._register()
+        if not self._engine.registered:
+            self._register()
         claimed, rest = self._claim_of(wanted, limit, lease_ms)
         while rest:
             # Another process has made the first groups of this queue.
@@ -156,20 +172,23 @@ class JobVerbs(Session):
         Args:
             alone: Nothing has been claimed before: a job that has lapsed may be the first, and then the only one.
         """
-        grouped = self._engine.grouped
-        single = not any(queue in grouped for _name, queue in wanted)
+        engine, grouped = self._engine, self._engine.grouped
+        single = not grouped or not any(queue in grouped for _name, queue in wanted)
 
         def op(tx: Tx) -> tuple[list[JobRecord], list[tuple[str, int]]]:
             got: list[JobRecord] = []
+            now, steady = engine.clock.now_ms(), engine.steady_ms()
             for position, (name, queue) in enumerate(wanted):
                 rest = limit - len(got)
                 if rest <= 0:
                     break
-                self._take_back(tx, name, queue)
+                self._take_back(tx, name, queue, now=now, steady=steady)
                 if single and queue in grouped:
                     return got, wanted[position:]  # Turns take a transaction.
                 claim = self._claim_in_turns if queue in grouped else self._claim_in_line
-                found, met_lapsed = claim(tx, name, queue, rest, lease_ms, alone=alone and not got)
+                found, met_lapsed = claim(
+                    tx, name, queue, rest, lease_ms, now=now, steady=steady, alone=alone and not got
+                )
                 got += found
                 if met_lapsed:
                     tx.wake(name, 1)  # There may be more, for another claim.
@@ -183,10 +202,9 @@ class JobVerbs(Session):
     def _pass_on(self, wanted: list[tuple[str, int]], claimed: list[JobRecord], limit: int, *, joined: bool) -> None:
         """Remember which queues are empty; and when one is not any more, wake the next to come."""
         quiet = self._engine.quiet
-        looked_at = {queue for _name, queue in wanted}
         if not claimed:
-            quiet |= looked_at
-        elif quiet & looked_at:
+            quiet.update(queue for _name, queue in wanted)
+        elif quiet and not quiet.isdisjoint(looked_at := {queue for _name, queue in wanted}):
             quiet -= looked_at
             if len(claimed) == limit and not joined:
                 # There may be more than one worker can take, and one was woken.
@@ -205,8 +223,6 @@ class JobVerbs(Session):
 
     def _register(self) -> None:
         engine = self._engine
-        if engine.registered:
-            return
 
         def op(tx: Tx) -> None:
             engine.register(tx.db)
@@ -214,10 +230,9 @@ class JobVerbs(Session):
 
         self._write(op, lasting=False, single=True)
 
-    def _take_back(self, tx: Tx, name: str, queue: int) -> list[JobRecord]:
+    def _take_back(self, tx: Tx, name: str, queue: int, *, now: int, steady: int) -> list[JobRecord]:
         """Recover what has lapsed and promote what is due, at most once a millisecond; those that failed by it."""
         engine = self._engine
-        now, steady = engine.clock.now_ms(), engine.steady_ms()
         if engine.looked.get(queue) == (now, steady):
             return []
         (due, lease_end, has_groups) = tx.db.rows(sql.NEXT_EVENTS, {"queue": queue})[0]
@@ -233,22 +248,15 @@ class JobVerbs(Session):
         tx.looked[queue] = (now, steady)
         return failed
 
-    def _lease(self, lease_ms: int) -> dict[str, int]:
-        engine = self._engine
-        return {
-            "token": engine.identities.token(),
-            "until": engine.steady_ms() + lease_ms,
-            "now": engine.clock.now_ms(),
-        }
-
     def _claim_in_line(
-        self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int, *, alone: bool
+        self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int, *, now: int, steady: int, alone: bool
     ) -> tuple[list[JobRecord], bool]:
         """Claim in a queue without groups: one statement. True, when it came to a job that has lapsed."""
         wary = self._engine.wary
         # Where one had lapsed, the next may have, too, and all others would only be given back.
         most = 1 if name in wary else limit
-        params = {"queue": queue, **self._lease(lease_ms)}
+        token = self._engine.identities.token()
+        params = {"queue": queue, "token": token, "until": steady + lease_ms, "now": now}
         if most == 1:
             found = tx.db.rows(sql.CLAIM_ONE, params)
         else:
@@ -256,25 +264,25 @@ class JobVerbs(Session):
             tx.pages += len(found) >> 1
             # RETURNING promises no order (sqlite.org/lang_returning.html).
             found.sort(key=lambda row: (-row[3], row[4], row[0]))
-        records = self._records(tx.db, found, name)
-        first = next((number for number, record in enumerate(records) if record.has_lapsed), None)
-        if first is None:
+        records = [rows.record(row, name, steady_to_wall_ms=now - steady) for row in found]
+        lapsed = [number for number, record in enumerate(records) if record.history and record.has_lapsed]
+        if not lapsed:
             if most < limit and records:
                 wary.discard(name)
-                more, met_lapsed = self._claim_in_line(tx, name, queue, limit - 1, lease_ms, alone=False)
+                more, met_lapsed = self._claim_in_line(
+                    tx, name, queue, limit - 1, lease_ms, now=now, steady=steady, alone=False
+                )
                 return records + more, met_lapsed
             return records, False
         wary.add(name)
-        kept = 1 if alone and first == 0 else first
+        kept = 1 if alone and lapsed[0] == 0 else lapsed[0]
         rest = [record.id for record in records[kept:]]
         if rest:
-            tx.db.rows(
-                sql.RELEASE, {"token": params["token"], "ids": rows.ids(rest), "steady": self._engine.steady_ms()}
-            )
+            tx.db.rows(sql.RELEASE, {"token": token, "ids": rows.ids(rest), "steady": steady})
         return records[:kept], True
 
     def _claim_in_turns(
-        self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int, *, alone: bool
+        self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int, *, now: int, steady: int, alone: bool
     ) -> tuple[list[JobRecord], bool]:
         """Claim in a queue with groups: streams that have jobs and are below their concurrency take turns.
 
@@ -302,11 +310,12 @@ class JobVerbs(Session):
                 db.rows(sql.SET_GROUP_TURN, {"grp": group[0][0], "turn": turn})
             else:
                 ungrouped_turn = turn
-            found += db.rows(sql.CLAIM_BY_ID, {"id": job_id, **self._lease(lease_ms)})
+            lease = {"token": self._engine.identities.token(), "until": steady + lease_ms, "now": now}
+            found += db.rows(sql.CLAIM_BY_ID, {"id": job_id, **lease})
         if found:
             db.rows(sql.SET_QUEUE_TURNS, {"queue": queue, "turn": turn, "ungrouped_turn": ungrouped_turn})
             tx.pages += len(found)
-        return self._records(db, found, name), bool(has_lapsed)
+        return [rows.record(row, name, steady_to_wall_ms=now - steady) for row in found], bool(has_lapsed)
 
     # -- settling --
 
@@ -803,10 +812,14 @@ class _Pager:
         self._found += got
 
 
-def _is_plain(spec: JobSpec) -> bool:
-    """Whether INSERT_PLAIN takes it."""
-    _, _, _, _, delay_ms, run_at_ms, dedupe_key, _, group, _, _, headers, _, _, front = spec
-    return delay_ms is None and run_at_ms is None and dedupe_key is None and group is None and not (headers or front)
+def _shape(spec: JobSpec) -> int:
+    """Which statement takes it: INSERT_BARE, INSERT_PLAIN, or one for all."""
+    _, _, encoding, _, delay_ms, run_at_ms, dedupe_key, _, group, _, _, headers, ref, task, front = spec
+    if delay_ms is not None or run_at_ms is not None or dedupe_key is not None or group is not None:
+        return _ANY
+    if headers or front:
+        return _ANY
+    return _BARE if encoding is None and ref is None and task is None else _PLAIN
 
 
 def _promote(tx: Tx, queue: int, now: int) -> None:
@@ -816,33 +829,34 @@ def _promote(tx: Tx, queue: int, now: int) -> None:
 
 
 def _insert_free(
-    tx: Tx, specs: Sequence[JobSpec], queues: Mapping[str, int], ids: Sequence[int], now: int, *, plain: bool
+    tx: Tx, specs: Sequence[JobSpec], queues: Mapping[str, int], ids: Sequence[int], now: int, *, shape: int
 ) -> list[Added]:
-    """Insert jobs that need no look at what is there: one statement, run for all."""
-    if plain:
-        tx.db.many(
-            sql.INSERT_PLAIN,
-            [
-                (
-                    job_id,
-                    queues[queue],
-                    priority,
-                    now,
-                    max_attempts or 0,
-                    now,
-                    now,
-                    now,
-                    now,
-                    ref,
-                    task,
-                    encoding,
-                    payload,
-                )
-                for job_id, (queue, payload, encoding, priority, *_, max_attempts, _headers, ref, task, _front) in zip(
-                    ids, specs, strict=True
-                )
-            ],
-        )
+    """Insert jobs that need no look at what is there."""
+    if shape != _ANY:
+        one, ten = _INSERTS[shape]
+        jobs: list[tuple[object, ...]] = [
+            (
+                job_id,
+                queues[queue],
+                priority,
+                now,
+                max_attempts or 0,
+                now,
+                now,
+                now,
+                now,
+                bytearray(payload) if len(payload) < _COPIED else payload,
+            )
+            for job_id, (queue, payload, _, priority, _, _, _, _, _, _, max_attempts, *_) in zip(
+                ids, specs, strict=True
+            )
+        ]
+        if shape == _PLAIN:
+            jobs = [(*job, spec.ref, spec.task, spec.encoding) for job, spec in zip(jobs, specs, strict=True)]
+        in_tens = len(jobs) - len(jobs) % 10
+        tens = [tuple(chain.from_iterable(jobs[first : first + 10])) for first in range(0, in_tens, 10)]
+        tx.db.many(ten, tens)
+        tx.db.many(one, jobs[in_tens:])
     elif len(specs) == 1:  # it may be a transaction of its own, which `many` never is
         tx.db.change(sql.INSERT, _values(specs[0], queues[specs[0].queue], ids[0], now, group=None))
     else:
@@ -853,7 +867,7 @@ def _insert_free(
                 for job_id, spec in zip(ids, specs, strict=True)
             ],
         )
-    return [Added(job_id, True) for job_id in ids]
+    return list(map(_ADDED, zip(ids, repeat(True))))
 
 
 def _values(spec: JobSpec, queue: int, job_id: int, now: int, *, group: int | None) -> tuple[object, ...]:
