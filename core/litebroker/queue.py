@@ -52,6 +52,7 @@ _LOOK_S = 0.5
 # `claim` fires schedules, and `complete` removes what has been kept long enough, once in this time.
 _UPKEEP_MS = 500
 _PAGE = 500
+_NO_OPTIONS = (None,) * 9
 
 # A job that was added just now: what it was made of, its id, and when. Few who add ask for the rest.
 _Added = tuple[JobSpec, int, int]
@@ -388,29 +389,33 @@ class Queue(Generic[T]):
             TypeError: An option is of a wrong type.
             ValueError: An option is out of range, or two exclude each other.
         """
-        terms = self._terms
-        spec = job_spec(
-            terms.queue,
-            terms.encode(data),
-            terms.encoding,
-            attempts=terms.attempts if attempts is None else attempts,
-            delay=delay,
-            run_at=run_at,
-            priority=priority,
-            dedupe_key=dedupe_key,
-            dedupe_until=dedupe_until,
-            group=group,
-            keep_result_ms=terms.keep_result_ms(keep_result),
-            headers=headers,
-            task=task,
-            ref=ref,
-        )
+        terms, storage = self._terms, self._storage
+        options = (delay, run_at, dedupe_key, group, attempts, keep_result, headers, task, ref)
+        if options == _NO_OPTIONS and dedupe_until == "removed" and priority == 0 and type(priority) is int:
+            spec = terms.spec(data)
+        else:
+            spec = job_spec(
+                terms.queue,
+                terms.encode(data),
+                terms.encoding,
+                attempts=terms.attempts if attempts is None else attempts,
+                delay=delay,
+                run_at=run_at,
+                priority=priority,
+                dedupe_key=dedupe_key,
+                dedupe_until=dedupe_until,
+                group=group,
+                keep_result_ms=terms.keep_result_ms(keep_result),
+                headers=headers,
+                task=task,
+                ref=ref,
+            )
         while True:
-            now_ms = self._storage.clock.now_ms()
-            (stored,), (added,) = terms.add(self._storage, (spec,))
+            now_ms = storage.clock.now_ms()
+            (stored,), (added,) = terms.add(storage, (spec,))
             if added.created:
                 return Job((stored, added.id, now_ms), self, data=data)
-            holder = self._storage.get(added.id)
+            holder = storage.get(added.id)
             if holder is not None:
                 return Job(holder, self, duplicate=True)
             # The holder has gone since, so that the key is free again.
@@ -944,9 +949,10 @@ class Queue(Generic[T]):
     def _record_of(self, job: Job[Any]) -> JobRecord:
         if not isinstance(job, Job):
             raise TypeError(f"{job!r} is no Job: give one that this queue gave you")
-        if job.queue != self.name:
-            raise ValueError(f"job {job.id} is of queue {job.queue!r}, and this is {self.name!r}")
-        return job.record
+        record = job.record
+        if record.queue != self._terms.queue:
+            raise ValueError(f"job {record.id} is of queue {record.queue!r}, and this is {self.name!r}")
+        return record
 
     def _id(self, job: Job[Any] | int) -> int:
         """The job's id; -1, which no job has, where it is of another queue."""

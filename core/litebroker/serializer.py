@@ -70,7 +70,7 @@ class _Json:
             if fault is None:
                 raise
             raise fault from error
-        if not _is_plain(value) or (len(data) > _MAX_DIGITS and not _digits_are_limited()):
+        if not (_is_flat(value) or _is_plain(value)) or (len(data) > _MAX_DIGITS and not _digits_are_limited()):
             fault = _fault(value)
             if fault is not None:
                 raise fault
@@ -130,6 +130,16 @@ def _digits_are_limited() -> bool:
     # Pythons before 3.10.7 have neither the function nor the limit.
     limit: int = getattr(sys, "get_int_max_str_digits", lambda: 0)()
     return 0 < limit <= _MAX_DIGITS
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether it is a dict as JSON gives it back, with nothing nested in it: what most payloads are."""
+    if type(value) is not dict:
+        return False
+    for key, inner in value.items():  # noqa: SIM110  # As below.
+        if type(key) is not str or type(inner) not in _LEAVES:
+            return False
+    return True
 
 
 def _is_plain(value: Any) -> bool:  # noqa: C901  # Plain loops, since all that reads better is slower.
