@@ -121,6 +121,27 @@ class Adding(Contract):
         assert len({each.id for each in added}) == 3000
         assert [storage.counts(queue).pending for queue in ("q0", "q1", "q2")] == [1000, 0, 1000]
 
+    @pytest.mark.parametrize("count", [1, 2, 9, 10, 11, 30, 47])
+    @pytest.mark.parametrize("named", [False, True, None], ids=["without names", "with names", "some with names"])
+    def test_each_job_of_a_batch_comes_back_as_it_was_given(
+        self, storage: Storage, count: int, *, named: bool | None
+    ) -> None:
+        given = [
+            spec("work", b"%d" % number * (2000 if number % 7 == 3 else 1), priority=number)
+            if not (number % 3 == 0 if named is None else named)
+            else spec("mail", b"%d" % number, ref=f"r{number}", task=f"t{number}", encoding="pickle", max_attempts=None)
+            for number in range(count)
+        ]
+
+        records = [storage.get(job_id) for job_id, _created in storage.add(given)]
+
+        found = [
+            it and (it.queue, it.payload, it.priority, it.max_attempts, it.ref, it.task, it.encoding) for it in records
+        ]
+        assert found == [
+            (it.queue, it.payload, it.priority, it.max_attempts, it.ref, it.task, it.encoding) for it in given
+        ]
+
     def test_an_id_is_never_used_again(self, storage: Storage, clock: ManualClock) -> None:
         seen = set()
 
