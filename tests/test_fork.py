@@ -76,8 +76,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "jobs.db"
 
 
-def scene(script: str, path: Path) -> list[Any]:
-    """What the script says, line by line."""
+def scene(script: str, path: Path, *, code: int = 0) -> list[Any]:
+    """What the script says, line by line, and so do its children."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BEGINNING + script, str(path)],
         check=False,
@@ -85,7 +85,7 @@ def scene(script: str, path: Path) -> list[Any]:
         text=True,
         timeout=LIMIT,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -559,3 +559,153 @@ for fd in os.listdir("/proc/self/fd"):
     listener.close()
     storage.close()
     assert "jobs.db" not in done.stdout
+
+
+# Connections that stay open in the parent, as it does its child's work on the file
+
+STAYING = """
+os.register_at_fork(before=lambda: storage.stay_open_at_fork())
+storage = SQLiteStorage(path)
+said = [storage.add([job()])[0].id]
+
+def descriptors():
+    return sum(os.path.realpath(f"/proc/self/fd/{name}") == path for name in os.listdir("/proc/self/fd"))
+
+def open_and_close_elsewhere():
+    script = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('select 1 from litebroker_job').fetchall()"
+    os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", script, path])
+"""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing stays open")
+
+
+@linux
+def test_what_stays_open_at_a_fork_is_not_opened_again(path: Path) -> None:
+    said = scene(
+        STAYING
+        + """
+during = []
+os.register_at_fork(after_in_parent=lambda: during.append(descriptors()))
+before = descriptors()
+child(lambda: None)
+say(before, during.pop())
+with storage.transaction():
+    say(storage.stay_open_at_fork())
+storage.close()
+say(storage.stay_open_at_fork())
+""",
+        path,
+    )
+
+    (before, during), in_transaction, closed = said
+    assert before == during > 0
+    assert in_transaction == closed == [False]
+
+
+@linux
+@pytest.mark.parametrize(("end", "code"), [("storage.close()", 0), ("os.kill(os.getpid(), 9)", -9)])
+@pytest.mark.parametrize("generations", [1, 2])
+def test_a_child_loses_no_commit_though_its_parent_and_all_others_close_the_file(
+    path: Path, end: str, code: int, generations: int
+) -> None:
+    # SQLite's notes say that the child has locks, which are its parent's. The last one to close deletes the WAL.
+    said = scene(
+        STAYING
+        + f"""
+heard, go_on = os.pipe()
+forked = [os.fork() == 0]
+while all(forked) and len(forked) < {generations}:
+    forked.append(os.fork() == 0)
+if all(forked):
+    os.close(go_on)
+    said.append(storage.add([job()])[0].id)
+    os.read(heard, 1)  # until all its forebears have closed the file
+    said.append(storage.add([job()])[0].id)
+    open_and_close_elsewhere()
+    said.append(storage.add([job()])[0].id)
+    say(*said)
+    os._exit(0)
+elif forked[0]:
+    os._exit(0)
+else:
+    if {generations} == 2:
+        os.wait()
+    while storage.counts("work").ready < 2:
+        time.sleep(0.001)
+    {end}
+""",
+        path,
+        code=code,
+    )
+
+    (added,) = said
+    assert len(added) == 4
+    assert set(added) == ids(path)
+
+
+@linux
+def test_a_child_writes_beside_the_parent_whose_connection_stayed_open(path: Path) -> None:
+    said = scene(
+        STAYING
+        + """
+def add():
+    say(*[storage.add([job()])[0].id for _ in range(200)])
+
+stop = False
+def write():
+    while not stop:
+        say(storage.add([job()])[0].id)
+
+threads = [threading.Thread(target=write) for _ in range(2)]
+for thread in threads:
+    thread.start()
+fine = [child(add) for _ in range(5)]
+stop = True
+for thread in threads:
+    thread.join()
+say(*said)
+say("fine", all(fine))
+""",
+        path,
+    )
+
+    assert said.pop() == ["fine", True]
+    added = [id for line in said for id in line]
+    assert len(added) == len(set(added)) > 1000
+    assert set(added) == ids(path)
+
+
+@linux
+def test_a_child_whose_forebears_left_the_file_before_it_could_lock_it_says_so(path: Path) -> None:
+    said = scene(
+        STAYING
+        + """
+from litebroker.sqlite import crossing
+real = crossing.take_locks
+
+def too_late():
+    os.read(heard, 1)
+    real()
+
+crossing.take_locks = too_late
+heard, go_on = os.pipe()
+
+def let_go():
+    storage.close()
+    os.write(go_on, b"x")
+
+os.register_at_fork(after_in_parent=let_go)
+
+def use():
+    try:
+        SQLiteStorage(path).add([job()])
+    except DatabaseUnavailableError as error:
+        say(str(error))
+
+say(child(use))
+""",
+        path,
+    )
+
+    assert "start it again" in said[0][0]
+    assert said[1] == [True]

@@ -37,10 +37,11 @@ from litebroker.errors import (
     StorageError,
 )
 from litebroker.jobs import JobRecord
-from litebroker.sqlite import fork, machine, schema
+from litebroker.sqlite import crossing, fork, machine, schema
 from litebroker.sqlite import statements as sql
 from litebroker.sqlite.connection import Connection, connect, drivers_share_sqlite
 from litebroker.sqlite.identities import Identities
+from litebroker.sqlite.location import file_identity
 from litebroker.sqlite.locks import Liveness, WriterLock
 from litebroker.sqlite.schema import PAGE_BYTES
 from litebroker.sqlite.steady import SteadyClock
@@ -152,6 +153,7 @@ class Engine:
         self._writer_lock = WriterLock(self._sidecar) if self._sidecar is not None else None
         self._closed = False
         self._spoiled = False
+        self._stays_open = False
         # The file, and the version of its schema, that were found good.
         self._checked: tuple[tuple[int, int] | None, int] | None = None
         self._fresh()
@@ -624,7 +626,7 @@ class Engine:
         now = time.monotonic()
         if now - self._looked_at <= _LOOK_S:
             return False
-        if _identity(str(self.path)) == self._identity:
+        if file_identity(str(self.path)) == self._identity:
             self._looked_at = now
             return False
         return True
@@ -662,6 +664,12 @@ class Engine:
                 " fork before the transaction, or after it"
             )
             raise DatabaseUnavailableError(msg, path=self.path)
+        if self._db is None and crossing.is_lost(self.path):
+            msg = (
+                f"{self.path}: this process was forked while the file was being closed or replaced, and cannot use it"
+                " any more: start it again"
+            )
+            raise DatabaseUnavailableError(msg, path=self.path)
         if self._db is None:
             self._open()
         elif self._db.in_transaction and self._tx is None:
@@ -676,7 +684,7 @@ class Engine:
             db = connect(":memory:", self.driver, busy_timeout_ms=self._busy_timeout_ms)
             schema.migrate(db, 0)
         else:
-            if self._identity is None or _identity(self.path) != self._identity:
+            if self._identity is None or file_identity(self.path) != self._identity:
                 self._refuse_bad_places()
             self._refuse_deleted()
             self._refuse_another_driver()
@@ -686,7 +694,7 @@ class Engine:
                 self._lock_writer()
                 db = connect(self.path, self.driver, busy_timeout_ms=self._busy_timeout_ms)
                 try:
-                    identity = _identity(self.path)
+                    identity = file_identity(self.path)
                     # After a fork it is the file that was looked at before, and its tables are as they were.
                     is_known = self._checked == (identity, _schema_version(db))
                     found = 0 if is_known else schema.check(db, self.path, shared=self.shared)
@@ -759,7 +767,7 @@ class Engine:
                 raise DatabaseUnavailableError(msg, path=self.path)
 
     def _refuse_deleted(self) -> None:
-        if self._identity is not None and _identity(str(self.path)) is None:
+        if self._identity is not None and file_identity(str(self.path)) is None:
             msg = (
                 f"{self.path}: the file was deleted while it was in use: put it back, or restart to begin with a"
                 " new one"
@@ -893,23 +901,34 @@ class Engine:
 
     # -- fork --
 
+    def stay_open_at_fork(self) -> bool:
+        """Leave the connections open at the next fork. The child has none of them, and may open the file itself.
+
+        Returns:
+            Whether it will, unless something changes until then.
+        """
+        self._stays_open = self._db is not None and not self._leading() and crossing.POSSIBLE
+        return self._stays_open
+
     def locks_for_fork(self) -> tuple[threading.RLock, ...]:
         """What `before_fork` needs to hold: then no thread is inside SQLite. Called before they are taken."""
         self._fork_spoils = self._leading()
         return self._lead, self._read_lock, self._sync_lock
 
     def before_fork(self) -> None:
-        """Close everything."""
+        """Close everything, but for what may cross."""
         inside = self._fork_spoils or (self._db is not None and (self._db.in_transaction or self.path is None))
         inside = inside or (self._reader is not None and self._reader.in_transaction)
         self._fork_spoils = inside
-        if not inside:
+        asked, self._stays_open = self._stays_open, False
+        self._crosses = asked and not inside and self._db is not None and crossing.stay_open(str(self.path))
+        if not inside and not self._crosses:
             for db in (self._db, self._reader):
                 if db is not None:
                     db.leave_wal()
             self._drop_connections()
-            if self._writer_lock is not None:
-                self._writer_lock.close()
+        if not inside and self._writer_lock is not None:
+            self._writer_lock.close()
         self.wakeups.before_fork()
 
     def after_fork_in_parent(self) -> None:
@@ -919,9 +938,11 @@ class Engine:
 
     def after_fork_in_child(self) -> None:
         spoiled = self._fork_spoils
-        if spoiled:
+        if spoiled or self._crosses:
             # They must be neither used nor closed here.
             fork.keep_for_ever(self._db, self._reader)
+            self._drop_wal_descriptor()
+        if spoiled:
             if self.path is not None:
                 _spoiled_files.add(self.path)
             if self._writer_lock is not None:
@@ -949,14 +970,6 @@ def in_savepoint(tx: Tx, op: Callable[[Tx], R]) -> R:
         raise
     tx.db.rows("release litebroker")
     return result
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _schema_version(db: Connection) -> int:

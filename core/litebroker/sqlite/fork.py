@@ -1,4 +1,4 @@
-"""Around a fork: no thread is inside SQLite, and no connection crosses it.
+"""Around a fork: no thread is inside SQLite, and no connection crosses it, unless it is asked to (crossing.py).
 
 A child that inherits a connection inherits its locks' bookkeeping without its locks: its commits vanish, or it hangs in
 a mutex that no thread of it will open (sqlite.org/howtocorrupt.html, section 2.6).
@@ -6,6 +6,7 @@ a mutex that no thread of it will open (sqlite.org/howtocorrupt.html, section 2.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import random
@@ -13,6 +14,8 @@ import threading
 import time
 import weakref
 from typing import Protocol
+
+from litebroker.sqlite import crossing
 
 
 class Forked(Protocol):
@@ -22,7 +25,7 @@ class Forked(Protocol):
         """What `before_fork` needs to hold: then no thread is inside SQLite. Called before they are taken."""
 
     def before_fork(self) -> None:
-        """Close everything."""
+        """Close everything, but for what may cross."""
 
     def after_fork_in_parent(self) -> None:
         """Release the locks."""
@@ -34,6 +37,7 @@ class Forked(Protocol):
 _all: weakref.WeakSet[Forked] = weakref.WeakSet()
 _forking: list[Forked] = []
 _waits: list[bool] = []
+_kept: list[object] = []
 _COURTESY_S = 0.005
 
 
@@ -55,7 +59,13 @@ def give_way() -> None:
 
 def keep_for_ever(*objects: object) -> None:
     """Let nothing close them, the interpreter's end included."""
-    for kept in objects:
+    _kept.extend(objects)
+
+
+@atexit.register
+def _keep_beyond_the_end() -> None:
+    # Not before it: ctypes takes a tenth of a millisecond in a process that has just been forked.
+    for kept in _kept:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
@@ -69,6 +79,7 @@ def _before() -> None:
             time.sleep(random.uniform(0.001, 0.01))  # noqa: S311
     finally:
         _waits.clear()
+    crossing.begin()
     for forked in _forking:
         forked.before_fork()
 
@@ -90,6 +101,7 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
+    crossing.take_locks()
     for forked in reversed(_forking):
         forked.after_fork_in_child()
     _forking.clear()

@@ -106,3 +106,12 @@ def _option(url: str, name: str, value: str) -> object:
             msg = f"{url!r}: {name}={value}: give a number of seconds"
             raise ValueError(msg) from None
     return value
+
+
+def file_identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Which file lies there now, whatever it is called; None when there is none."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from litebroker.sqlite.location import file_identity
+
 # Bytes of the -shm file that stand for locks: the writer's, and one for each of five marks of readers.
 _WRITE_LOCK = 120
 _READ_LOCKS = range(123, 128)
@@ -73,7 +75,7 @@ def openers(path: str) -> Openers:
     """Who has the database open, this process too."""
     if not sys.platform.startswith("linux") or not _PROC.is_dir():
         return Openers(known=False)
-    files = {identity: name for name in ("", "-shm", "-wal") if (identity := _identity(path + name)) is not None}
+    files = {identity: name for name in ("", "-shm", "-wal") if (identity := file_identity(path + name)) is not None}
     found: list[Opener] = []
     hidden = 0
     for name in os.listdir(_PROC):
@@ -93,7 +95,7 @@ def openers(path: str) -> Openers:
 
 def locks(path: str) -> frozenset[ShmLock]:
     """Who reads and who writes at this moment. Empty where the system does not tell."""
-    shm = _identity(f"{path}-shm")
+    shm = file_identity(f"{path}-shm")
     if shm is None:
         return frozenset()
     try:
@@ -124,7 +126,7 @@ def _opener(pid: int, path: str, files: dict[tuple[int, int], str]) -> Opener | 
     for descriptor in os.listdir(folder):
         try:
             link = folder / descriptor
-            name = files.get(_identity(link) or (0, 0))
+            name = files.get(file_identity(link) or (0, 0))
             deleted = deleted or (name is None and os.readlink(link) == f"{path} (deleted)")
             if name is None:
                 continue
@@ -152,11 +154,3 @@ def _command(pid: int) -> str:
         return "?"
     text = " ".join(word.decode("utf-8", "replace") for word in words if word)
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004
-
-
-def _identity(path: str | Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino

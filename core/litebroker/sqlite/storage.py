@@ -145,6 +145,17 @@ class SQLiteStorage(_Verbs):
         """
         self._engine.open()
 
+    def stay_open_at_fork(self) -> bool:
+        """Leave the file open in this process when it next forks, instead of closing and opening it again.
+
+        For a parent that does its child's work on the file meanwhile, such as the worker of a work horse. The child
+        may still open the file by itself. To be called in a hook of `os.register_at_fork`, before each such fork.
+
+        Returns:
+            Whether it will: not outside Linux, nor while this thread is in a transaction, nor when it is not open.
+        """
+        return self._engine.stay_open_at_fork()
+
     @contextlib.contextmanager
     def transaction(self, *, durable: bool | None = None) -> Iterator[SQLiteStorage]:
         """As in `litebroker.storage.Storage`.
