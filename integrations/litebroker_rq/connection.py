@@ -7,7 +7,6 @@ redis-py sends as MULTI ... EXEC, is one transaction.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import os
@@ -23,11 +22,12 @@ from redis.exceptions import ExecAbortError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from litebroker import LitebrokerError, StorageError
-from litebroker_rq import clients, commands, messages, reaper, schedulers
+from litebroker_rq import clients, commands, horses, messages, reaper
+from litebroker_rq.answering import BLOCKING, check
 from litebroker_rq.commands import streams
 from litebroker_rq.database import Database, opened
-from litebroker_rq.keyspace import COMMANDS, OK, Reply, Session, Status, TooBriefError, WouldWriteError, to_float
-from litebroker_rq.naming import is_queue, is_worker
+from litebroker_rq.keyspace import OK, Reply, Status, to_float
+from litebroker_rq.naming import is_queue
 
 if TYPE_CHECKING:
     from litebroker import Listener
@@ -37,11 +37,6 @@ __all__ = ["SQLiteFileConnection", "commands"]
 
 # What a blocked client does not hear of, it sees after so long: a lease that lapsed, a lost wake-up, a dead worker.
 _LOOK_S = 1.0
-
-# The timeout is the last of their words, and what they wait for is the first, or all before it.
-_BLOCKING = {b"BLPOP", b"BRPOP", b"BLMOVE", b"BRPOPLPUSH"}
-
-_POPS = {*_BLOCKING, b"LPOP", b"LMOVE"}
 
 _QUEUED = Status(b"QUEUED")
 
@@ -217,9 +212,9 @@ class SQLiteFileConnection(AbstractConnection):
         watched, self._watched = self._watched, {}
         queued = [_words(args, encode) for args in commands]
         for args in queued:
-            _entry(args)
+            check(args)
         try:
-            return self._execute(queued, watched)
+            return horses.run_together(self._db, queued, watched)
         except StorageError as error:
             self.disconnect()
             raise RedisConnectionError(str(error)) from error
@@ -232,12 +227,12 @@ class SQLiteFileConnection(AbstractConnection):
             self._replies.append(self._queue(args))
         elif name in _OWN:
             _OWN[name](self, args[1:])
-        elif name in _BLOCKING:
+        elif name in BLOCKING:
             self._replies.append(self._blocking(args))
         elif name == b"XREAD":
             self._replies.append(self._read_streams(args))
         else:
-            self._replies.append(self._single(args))
+            self._replies.append(horses.run(self._db, args))
 
     def _multi(self, _: list[bytes]) -> None:
         self._queued = []
@@ -250,20 +245,15 @@ class SQLiteFileConnection(AbstractConnection):
         watched, self._watched = self._watched, {}
         if refused is not None:
             raise _exec_abort()
-        self._replies.append(self._execute(queued or [], watched))
+        self._replies.append(horses.run_together(self._db, queued or [], watched))
 
     def _discard(self, _: list[bytes]) -> None:
         self._queued = self._refused = None
         self._unwatch([])
 
     def _watch(self, keys: list[bytes]) -> None:
-        self._db.write_what_concerns([[b"WATCH", *keys]])  # what was set before is no change
-        if len(keys) == 1 and not self._db.in_transaction():
-            self._watched.setdefault(keys[0], self._db.brief().stored_version(keys[0]))
-        else:
-            with self._db.reading() as session:
-                for key in keys:
-                    self._watched.setdefault(key, session.stored_version(key))
+        for key, version in zip(keys, horses.versions(self._db, keys), strict=True):
+            self._watched.setdefault(key, version)
         self._replies.append(OK)
 
     def _unwatch(self, _: list[bytes]) -> None:
@@ -274,7 +264,7 @@ class SQLiteFileConnection(AbstractConnection):
         replies: list[Reply] = [OK]
         for args in queued:
             try:
-                _entry(args)
+                check(args)
             except ResponseError as error:
                 replies.append(error)
             else:
@@ -283,12 +273,12 @@ class SQLiteFileConnection(AbstractConnection):
         if any(isinstance(reply, Exception) for reply in replies):
             replies.append(_exec_abort())
         else:
-            replies.append(self._execute(queued, watched))
+            replies.append(horses.run_together(self._db, queued, watched))
         return replies
 
     def _queue(self, args: list[bytes]) -> Reply:
         try:
-            _entry(args)
+            check(args)
         except ResponseError as error:
             self._refused = error
             raise
@@ -303,67 +293,18 @@ class SQLiteFileConnection(AbstractConnection):
             return self._db
         return self._database
 
-    def _single(self, args: list[bytes]) -> Reply:
-        _entry(args)
-        name = args[0]
-        database = self._db
-        if name in _POPS:
-            database.storage.recover([])  # a dead process' claims; at most twice a second it looks
-        elif name in {b"EXISTS", b"HEXISTS"} and is_worker(args[1]):
-            reaper.bury_dead(database)
-        (reply,) = self._execute([args], {}) or [None]
-        if name in _POPS:
-            database.pops = 0 if reply is None else database.pops + 1
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def _execute(self, batch: list[list[bytes]], watched: dict[bytes, int]) -> list[Reply] | None:
-        """Run the commands as one transaction. None when a watched key has changed."""
-        database = self._db
-        if watched:
-            database.write_what_concerns([[b"WATCH", *watched]])  # set since then, by this process itself
-        free = not watched and not database.in_transaction()
-        if free:
-            kept = database.heartbeats.keep(batch, database.storage.clock.now_ms())
-            if kept is not None:
-                reads = [args for args, reply in zip(batch, kept, strict=True) if reply is None]
-                answers = iter(self._execute(reads, {}) or [] if reads else [])
-                return [next(answers) if reply is None else reply for reply in kept]
-        keys = _keys(batch)
-        popping = len(batch) == 1 and batch[0][0] in _POPS
-        # Where two pops have found something, the next need not look first whether it is worth a write transaction.
-        if all(COMMANDS[args[0]].reads for args in batch) and not (popping and database.pops > 1):
-            database.write_what_concerns(batch)
-            try:
-                if free and len(batch) == 1 and COMMANDS[batch[0][0]].brief:
-                    with contextlib.suppress(TooBriefError):
-                        return _run_all(database.brief(), batch)
-                with database.reading() as session:
-                    if not _unchanged(session, watched):
-                        return None
-                    session.prefetch(keys)
-                    return _run_all(session, batch)
-            except WouldWriteError:
-                pass
-        lasting = any(len(args) > _JOB_FIELDS and args[0] in _SAVING for args in batch)
-        with database.writing(keys=keys, lasting=lasting, popping=popping) as session:
-            if not _unchanged(session, watched):
-                return None
-            return _run_all(session, batch)
-
     # Waiting
 
     def _blocking(self, args: list[bytes]) -> Reply:
-        _entry(args)
+        check(args)
         timeout_s = to_float(args[-1])
         keys = args[1:-1] if args[0] in {b"BLPOP", b"BRPOP"} else args[1:2]
         queues = [key.decode() for key in keys if is_queue(key)]
-        reply = self._single(args)
+        reply = horses.run(self._db, args)
         if reply is not None:
             return reply
         self._db.write_heartbeats()
-        return self._wait(lambda: self._single(args), timeout_s, queues, [], worker=bool(queues))
+        return self._wait(lambda: horses.run(self._db, args), timeout_s, queues, [], worker=bool(queues))
 
     def _read_streams(self, args: list[bytes]) -> Reply:
         block_ms, _, keys, after = streams.read_arguments(args[1:])
@@ -372,12 +313,12 @@ class SQLiteFileConnection(AbstractConnection):
                 last = [b"%d-%d" % streams.last_id(session, key) for key in keys]
             after = [end if word == b"$" else word for word, end in zip(after, last, strict=True)]
             args = [*args[: len(args) - 2 * len(keys)], *keys, *after]
-        reply = self._single(args)
+        reply = horses.run(self._db, args)
         if reply is not None or block_ms is None:
             return reply
         self._db.write_heartbeats()
         topics = [streams.topic(key) for key in keys]
-        return self._wait(lambda: self._single(args), block_ms / 1000, [], topics, worker=False)
+        return self._wait(lambda: horses.run(self._db, args), block_ms / 1000, [], topics, worker=False)
 
     def _wait(
         self, look: Callable[[], Reply], timeout_s: float, queues: list[str], topics: list[str], *, worker: bool
@@ -471,12 +412,6 @@ class SQLiteFileConnection(AbstractConnection):
         self._replies.append(OK)
 
 
-# A command of these with so many words saves a whole job: it must be on disk before enqueue returns.
-_JOB_FIELDS = 20
-_SCRIPTS = {b"EVAL", b"EVALSHA", b"SCRIPT"}
-_MOVES = {b"LMOVE", b"BLMOVE", b"RPOPLPUSH", b"BRPOPLPUSH"}
-_SAVING = {b"HSET", b"HMSET", b"EVAL", b"EVALSHA"}
-
 _Own = Callable[[SQLiteFileConnection, "list[bytes]"], None]
 
 _OWN: dict[bytes, _Own] = {
@@ -548,53 +483,6 @@ def _transactions(batch: list[list[bytes]]) -> Iterable[list[bytes] | _Pipeline]
     if len(batch) > 1 and batch[0] == [b"MULTI"] and batch[-1] == [b"EXEC"]:
         return [_Pipeline(batch[1:-1])]
     return batch
-
-
-def _entry(args: list[bytes]) -> None:
-    """Refuse what is not answered.
-
-    Raises:
-        ResponseError: The command is not known here, or has too few arguments.
-    """
-    name = args[0].decode("latin-1")
-    entry = COMMANDS.get(args[0])
-    if entry is None:
-        message = (
-            f"unknown command '{name}': litebroker_rq answers the commands that RQ and its tools send, and this is"
-            " not one of them"
-        )
-        raise ResponseError(message)
-    if len(args) - 1 < entry.least:
-        message = f"wrong number of arguments for '{name.lower()}' command"
-        raise ResponseError(message)
-
-
-def _keys(batch: list[list[bytes]]) -> list[bytes]:
-    """The keys that the commands are about, as far as can be told before they run."""
-    keys = [args[1] for args in batch if len(args) > 1 and args[0] not in _SCRIPTS]
-    if len(batch) == 1 and batch[0][0] in _MOVES:
-        keys.append(batch[0][2])
-    return keys
-
-
-def _unchanged(session: Session, watched: dict[bytes, int]) -> bool:
-    return all(session.stored_version(key) == version for key, version in watched.items())
-
-
-def _run_all(session: Session, batch: list[list[bytes]]) -> list[Reply]:
-    """Run the commands; what one of them refuses is its reply, and the others run."""
-    session.batch = len(batch) > 1
-    late = schedulers.late(session, batch) if session.batch and session.writing else {}
-    replies: list[Reply] = []
-    for position, args in enumerate(batch):
-        if position in late:
-            replies.append(late[position])
-            continue
-        try:
-            replies.append(COMMANDS[args[0]].run(session, args[1:]))
-        except ResponseError as error:
-            replies.append(error)
-    return replies
 
 
 def _decoded(reply: Any, decode: Callable[[Any], Any]) -> Any:

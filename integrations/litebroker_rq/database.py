@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from litebroker import SQLiteStorage, open_storage
@@ -15,6 +15,9 @@ from litebroker_rq.heartbeats import Heartbeats, Kept
 from litebroker_rq.keyspace import Session, TooBriefError
 from litebroker_rq.leases import Leases
 from litebroker_rq.scripting import Scripts
+
+if TYPE_CHECKING:
+    from litebroker_rq.horses import Line
 
 _SCHEME = "sqlite:///"
 _DEFAULT_LEASE_S = 60.0
@@ -26,7 +29,7 @@ class Database:
     """The storage, and what a process knows beside it.
 
     Attributes:
-        storage: The engine on the file.
+        line: In a work horse, the way to its worker, which runs its commands (horses.py); otherwise None.
         leases: The claims of this file's RQ queues.
         scripts: The Lua scripts that this process was given.
         heartbeats: What of this process' worker is kept back for the next write.
@@ -41,7 +44,8 @@ class Database:
             message = f"lease={lease_ms / 1000} in {url}: it takes more than 0 seconds"
             raise ValueError(message)
         self._relaxed = options.get("durability") == "relaxed"
-        self.storage: SQLiteStorage = open_storage(join(location, options))
+        self.line: Line | None = None
+        self._storage: SQLiteStorage = open_storage(join(location, options))
         self.storage.install("litebroker_rq", _migrations())
         self.leases = Leases(lease_ms)
         self.scripts = Scripts()
@@ -52,6 +56,24 @@ class Database:
         self._known_keys: set[bytes] = set()
         self._new_queues: list[str] = []
         self._purge_at_ms = 0
+
+    @property
+    def storage(self) -> SQLiteStorage:
+        """The engine on the file. A work horse opens the file for it."""
+        if self.line is not None:
+            self.leave_worker()
+        return self._storage
+
+    def now_ms(self) -> int:
+        """The wall clock."""
+        return self._storage.clock.now_ms()
+
+    def leave_worker(self) -> None:
+        """In a work horse: run its commands here from now on. What its worker keeps back is written."""
+        line = self.line
+        if line is not None:
+            line.hang_up()
+            self.line = None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
@@ -84,6 +106,8 @@ class Database:
         session: Session | None = getattr(self._local, "session", None)
         if session is not None:
             yield session
+            if session.ended:  # this is a signal handler, on top of its end
+                session.end()
             return
         kept = Kept() if popping and not self.heartbeats.overdue else self.heartbeats.take()
         try:
@@ -170,20 +194,17 @@ def opened(url: str) -> Database:
     return database
 
 
-def _before_fork() -> None:
-    for database in list(_databases.values()):
-        if not database.in_transaction():
-            database.write_heartbeats()
+def all_opened() -> list[Database]:
+    """This process' databases, of all URLs."""
+    return list(_databases.values())
 
 
-def _after_fork_in_child() -> None:
+def forget_parent() -> None:
+    """In a child process, after a fork: what threads of the parent were at does not concern it."""
     global _databases_lock  # noqa: PLW0603 - another thread may have held it
     _databases_lock = threading.RLock()
     for database in _databases.values():
         database.heartbeats.start_anew()
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 
 
 def split(url: str) -> tuple[str, dict[str, str]]:

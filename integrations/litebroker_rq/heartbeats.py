@@ -2,13 +2,14 @@
 
 * A worker's own heartbeat, state and expiry, and its job's heartbeat. RQ sends a dozen of them for each job, each a
   command of its own, and each would be a write transaction.
-* The execution that a worker registers for a job before it starts that itself, as a SimpleWorker does. It is of use
-  once the job has started, which the same process writes next; until then the claim protects the job (leases.py).
+* The execution that a worker registers for a job before it starts that itself, as a SimpleWorker does, or for a work
+  horse whose commands it runs (horses.py). It is of use once the job has started, which the same process writes next;
+  until then the claim protects the job (leases.py).
 * That a queue belongs to the set of queues, which RQ says before each job, where it was in the set at the last look.
 
 Nobody misses them in the meantime: they are written with the next write transaction of the process, before what that
-writes; before it waits for a job, before it forks, and before it reads them itself; and when half a second has passed,
-at the next command that could be kept back.
+writes; before it waits for a job, before it forks a process that uses the file by itself, and before it reads them; and
+when half a second has passed, at the next command that could be kept back.
 """
 
 from __future__ import annotations
@@ -88,25 +89,42 @@ class Heartbeats:
         self._lock = threading.RLock()  # a signal handler may come in on top
         self.key: bytes | None = None
         self._executions = b""
+        self._is_worker = False  # and not a child of one
+        self._claimed = False  # it has claimed a job since it last forked
         self._performs = False  # it starts its jobs itself, instead of having another process do so
+        self._starts = False  # it does, or does what its work horses send
         self._queues: set[tuple[bytes, bytes]] = set()  # sets of queues, and what was in them
         self._kept = Kept()
 
     def own(self, key: bytes) -> None:
         """This process is the worker of this key."""
         with self._lock:
-            self.key, self._executions, self._performs = key, key + b":executions", False
+            self.key, self._executions = key, key + b":executions"
+            self._is_worker, self._performs, self._starts = True, False, False
 
     def start_anew(self) -> None:
         """In a child process, such as a work horse: what is kept back is its parent's."""
         self._lock = threading.RLock()
-        self._performs = False
+        self._is_worker = self._claimed = self._performs = self._starts = False
         self._kept = Kept()
 
     def has_started(self, worker: object) -> None:
         """This process has started a job, as the worker of this name."""
         name = worker.encode("latin-1") if isinstance(worker, str) else b""
-        self._performs = self.key is not None and bool(name) and self.key.endswith(b":" + name)
+        self._performs = self._starts = self.key is not None and bool(name) and self.key.endswith(b":" + name)
+
+    def horse_has_started(self) -> None:
+        """A work horse has started a job, and sent that to this process."""
+        self._starts = True
+
+    def has_claimed(self) -> None:
+        """This process has claimed a job."""
+        self._claimed = True
+
+    def forks_for_job(self) -> bool:
+        """Whether this process, which is about to fork, is a worker that has a job for the child to perform."""
+        claimed, self._claimed = self._claimed, False
+        return claimed and self._is_worker and not self._performs
 
     def has_seen(self, key: bytes, member: bytes) -> None:
         """This is in the set."""
@@ -137,7 +155,7 @@ class Heartbeats:
         elif self.key is None:
             return None
         else:
-            execution = self._performs and self._is_execution(commands)
+            execution = self._starts and self._is_execution(commands)
             kinds = [self._kind(args, "execution" if execution else "other") for args in commands]
             if "other" in kinds or not {"fields", "expiry"} & set(kinds):
                 return None

@@ -97,6 +97,7 @@ class Session:
         writing: Whether it may change anything.
         batch: Whether the command is one of several, as in a pipeline or a script.
         topics: What is to be notified once it is committed.
+        ended: What was changed is written, or is being written. What a signal handler changes now needs another `end`.
     """
 
     def __init__(self, database: Database, transaction: Transaction, *, writing: bool) -> None:
@@ -112,6 +113,7 @@ class Session:
         self._pushes: list[JobSpec] = []
         self.batch = False
         self.topics: list[str] = []
+        self.ended = False
 
     # Statements
 
@@ -337,6 +339,7 @@ class Session:
 
     def end(self) -> None:
         """Write all that is to be written. The session is over then."""
+        self.ended = True
         self._write()
         self.push_all()
         for topic in dict.fromkeys(self.topics):

@@ -58,6 +58,7 @@ class Leases:
         jobs = session.storage.claim([key.decode() for key in keys], limit=1, lease_ms=self._lease_ms)
         if not jobs:
             return None
+        session.database.heartbeats.has_claimed()
         (job,) = jobs
         queue, ref = job.queue.encode(), (job.ref or "").encode()
         self._clear_up(session, job, queue, ref)
@@ -145,7 +146,10 @@ class Leases:
             if status != "queued":
                 self.settle(session, row.key)
             if status == "started":
-                session.database.heartbeats.has_started(row.data.get("worker_name"))
+                if processes.speaks_for_itself():
+                    session.database.heartbeats.has_started(row.data.get("worker_name"))
+                else:
+                    session.database.heartbeats.horse_has_started()
                 session.write(
                     "insert or replace into litebroker_rq_runs (job_key, origin, process, worker) values (?, ?, ?, ?)",
                     row.key,
@@ -169,6 +173,7 @@ class Leases:
             session.write("delete from litebroker_rq_runs where job_key = ?", row.key)
         elif is_worker(row.key):
             session.write("delete from litebroker_rq_workers where key = ?", row.key)
+            session.write("delete from litebroker_rq_answers where worker = ?", processes.own())
 
     def on_sorted_set(self, session: Session, key: bytes, pairs: list[tuple[float, bytes]]) -> None:
         """These members were put in: an execution that is registered may take until its score before it starts."""

@@ -8,21 +8,48 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from functools import lru_cache
 from pathlib import Path
 
 _SEPARATOR = "|"
+_NEVER = "0"  # when a process started that was gone before it could be asked
 _STARTED_FIELD = 19  # of /proc/<pid>/stat, counted behind the name in parentheses (man 5 proc: field 22)
 
 
+class _Speaker(threading.local):
+    """Of which of its children a thread runs the commands."""
+
+    child: int | None = None
+    name: str | None = None
+
+
+_speaker = _Speaker()
+
+
+def speak_for(child: int | None) -> None:
+    """In this thread, from now on: what is done is done for the child process of this number, or for none."""
+    if _speaker.child != child:
+        _speaker.child, _speaker.name = child, None
+
+
+def speaks_for_itself() -> bool:
+    """Whether what this thread does is done for this process, and not for a child of it."""
+    return _speaker.child is None
+
+
 def own() -> str:
-    """This process' name."""
-    return _named(os.getpid())
+    """The name of this process, or of the child that this thread speaks for."""
+    if _speaker.child is None:
+        return _named(os.getpid())
+    if _speaker.name is None:
+        _speaker.name = _named_afresh(_speaker.child)
+    return _speaker.name
 
 
 def parent() -> str:
-    """The name of the process that started this one. As of the first call, when it is gone by now."""
-    return _parent(os.getpid(), os.getppid())
+    """The name of the process that started that one. As of the first call, when it is gone by now."""
+    return _parent(os.getpid(), os.getppid()) if _speaker.child is None else _named(os.getpid())
 
 
 def is_alive(name: str) -> bool:
@@ -44,7 +71,7 @@ def is_alive(name: str) -> bool:
 
 @lru_cache(maxsize=8)
 def _named(pid: int) -> str:
-    return _SEPARATOR.join((*_machine(), str(pid), _started(pid) or ""))
+    return _named_afresh(pid)
 
 
 @lru_cache(maxsize=8)
@@ -54,7 +81,9 @@ def _parent(pid: int, parent_pid: int) -> str:
 
 
 def _named_afresh(pid: int) -> str:
-    return _SEPARATOR.join((*_machine(), str(pid), _started(pid) or ""))
+    host, boot, namespace = _machine()
+    started = _started(pid) or (_NEVER if boot else "")
+    return _SEPARATOR.join((host, boot, namespace, str(pid), started))
 
 
 @lru_cache(maxsize=1)

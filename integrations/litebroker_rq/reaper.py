@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from litebroker_rq import clients, processes
+from litebroker_rq import answers, clients, processes
 from litebroker_rq.commands.sets import remove_members
 from litebroker_rq.naming import prefix_of
 
@@ -55,6 +55,7 @@ def bury_dead(database: Database) -> list[tuple[bytes, bytes]]:
         for key in workers:
             _bury_worker(session, key)
         clients.remove_dead(session)
+        answers.remove_dead(session)
         expired = []
         for job_key, origin in runs:
             session.write("delete from litebroker_rq_runs where job_key = ?", job_key)

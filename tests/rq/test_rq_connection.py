@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sqlite3
@@ -130,17 +131,19 @@ def test_rqs_own_time_limit_ends_a_blocked_command(connection: SQLiteConnection)
 
 def test_a_signal_handler_may_use_the_connection_anywhere(connection: SQLiteConnection) -> None:
     handled: list[int] = []
+    number = itertools.count()
 
     def handler(*_: object) -> None:
-        connection.hset("from-handler", "n", len(handled))
-        handled.append(1)
+        mine = next(number)
+        connection.set(f"from-handler-{mine}", 1)
+        handled.append(mine)
 
     connection.set("n", 0)
     previous = signal.signal(signal.SIGPROF, handler)
-    signal.setitimer(signal.ITIMER_PROF, 0.005, 0.005)
+    signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
     try:
         runs = 0
-        while len(handled) < 100:
+        while len(handled) < 300:
             with connection.pipeline() as pipeline:
                 pipeline.incr("n")
                 pipeline.sadd("s", runs)
@@ -151,6 +154,7 @@ def test_a_signal_handler_may_use_the_connection_anywhere(connection: SQLiteConn
         signal.signal(signal.SIGPROF, previous)
 
     assert int(connection.get("n") or 0) == runs == connection.scard("s")
+    assert len(connection.keys("from-handler-*")) == len(handled)
 
 
 def test_threads_share_a_connection(connection: SQLiteConnection) -> None:

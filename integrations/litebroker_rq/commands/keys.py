@@ -199,6 +199,6 @@ def flushdb(session: Session, args: list[bytes]) -> Reply:
     session.database.leases.settle_all(session)
     for (name,) in session.select("select name from litebroker_rq_queues"):
         session.storage.purge(name, list(State))
-    for table in ("keys", "fields", "members", "items", "entries", "workers", "runs", "dedupe_keys"):
+    for table in ("keys", "fields", "members", "items", "entries", "workers", "runs", "answers", "dedupe_keys"):
         session.write(f"delete from litebroker_rq_{table}")
     return OK

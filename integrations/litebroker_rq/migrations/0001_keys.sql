@@ -79,6 +79,14 @@ create table litebroker_rq_runs (
     worker    text    not null               -- that process' parent
 ) strict, without rowid;
 
+-- What the worker last answered its work horse, for one whose worker was killed before it could hear it.
+create table litebroker_rq_answers (
+    worker   text    primary key,            -- the processes, as in the tables above
+    horse    text    not null,
+    question integer not null,               -- a number that the work horse drew
+    answer   blob                            -- null when it was too long
+) strict, without rowid;
+
 create table litebroker_rq_clients (
     id      integer primary key,
     name    text not null,

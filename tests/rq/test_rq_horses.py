@@ -1,0 +1,169 @@
+"""Work horses, whose commands their workers run: what they see of it, and what becomes of it when one is killed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rq
+from rq.job import JobStatus
+from tests.rq import horses, tasks
+from tests.rq.conftest import Processes, wait_until
+
+from litebroker_rq import SQLiteConnection
+from litebroker_rq.database import opened
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere work horses open the file themselves")
+
+
+def perform(queue: rq.Queue, processes: Processes, function: Any, *arguments: object) -> Any:
+    """What the function returns in a work horse."""
+    job = queue.enqueue(function, *arguments, job_timeout=30)
+    worker = processes.rq("worker", "--burst")
+    assert processes.finish(worker) == 0
+    job.refresh()
+    assert job.get_status() == JobStatus.FINISHED, processes.log(worker)
+    return job.return_value()
+
+
+def test_a_work_horse_does_not_open_the_file(queue: rq.Queue, processes: Processes) -> None:
+    assert perform(queue, processes, horses.ask) == (False, b"x")
+
+
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [
+        (horses.wait_for_a_list, [b"list", b"x"]),
+        (horses.subscribe, b"x"),
+        (horses.enqueue_once, True),
+        (horses.work, 1),
+    ],
+)
+def test_for_what_is_its_own_a_work_horse_opens_it(
+    function: Any, answer: object, queue: rq.Queue, processes: Processes
+) -> None:
+    found, alone = perform(queue, processes, function)
+
+    assert (list(found) if isinstance(found, tuple) else found) == answer
+    assert alone
+
+
+def test_the_threads_of_a_work_horse_share_its_line(queue: rq.Queue, processes: Processes) -> None:
+    assert perform(queue, processes, horses.count_in_threads) == (400, False)
+
+
+def test_the_children_of_a_work_horse_use_the_file_by_themselves(queue: rq.Queue, processes: Processes) -> None:
+    assert perform(queue, processes, horses.fork) == (60, False)
+
+
+def test_an_exception_that_strikes_a_question_loses_no_answer_but_its_own(
+    queue: rq.Queue, processes: Processes
+) -> None:
+    counted, acknowledged, struck = perform(queue, processes, horses.be_interrupted)
+
+    assert struck > 1
+    assert acknowledged <= counted <= acknowledged + struck
+
+
+def test_a_signal_handler_may_ask_while_a_question_is_open(queue: rq.Queue, processes: Processes) -> None:
+    own, counted, handled, kept = perform(queue, processes, horses.ask_in_handlers)
+
+    assert own == counted > 0
+    assert handled == kept > 0
+
+
+def test_large_values_pass_in_both_directions(queue: rq.Queue, processes: Processes) -> None:
+    assert perform(queue, processes, tasks.large, 20_000_000) == b"x" * 20_000_000
+
+
+def test_a_job_whose_worker_is_killed_goes_on_in_its_work_horse(
+    connection: SQLiteConnection, queue: rq.Queue, processes: Processes
+) -> None:
+    job = queue.enqueue(horses.kill_worker_and_ask)
+    processes.rq("worker", "--burst")
+
+    wait_until(lambda: job.get_status(refresh=True) == JobStatus.FINISHED)
+    assert job.return_value() == (b"x", True)
+
+
+FATAL = """
+import os, sys, threading
+import rq
+from litebroker_rq import connect, horses
+
+path, number, moment = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+asked = 0
+for verb, function in list(horses._VERBS.items()):
+    def run(*args, function=function):
+        global asked
+        asked += threading.current_thread() is not threading.main_thread()
+        if asked == number and moment == "before":
+            os.kill(os.getpid(), 9)
+        done = function(*args)
+        if asked == number and moment == "after":
+            os.kill(os.getpid(), 9)
+        return done
+    horses._VERBS[verb] = run
+connection = connect(path)
+rq.Worker([rq.Queue(connection=connection)], connection=connection).work(burst=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_worker_that_is_killed_at_any_question_leaves_a_job_that_ran_once(
+    number: int, moment: str, path: Path, queue: rq.Queue, processes: Processes
+) -> None:
+    log = path.parent / "log.txt"
+    job = queue.enqueue(tasks.note, str(log), "ran")
+    after = queue.enqueue(tasks.note, str(log), "afterwards", depends_on=job)
+
+    processes.script(FATAL, str(path), str(number), moment)
+
+    wait_until(lambda: job.get_status(refresh=True) == JobStatus.FINISHED)
+    wait_until(lambda: after.get_status(refresh=True) in {JobStatus.QUEUED, JobStatus.FINISHED})
+    processes.run("worker", "--burst")
+    assert log.read_text().split() == ["ran", "afterwards"]
+    assert len(job.results()) == len(after.results()) == 1
+    assert queue.finished_job_registry.count == 2
+    assert not queue.started_job_registry.count
+
+
+def test_a_job_of_a_work_horse_takes_three_write_transactions(
+    path: Path, connection: SQLiteConnection, queue: rq.Queue
+) -> None:
+    storage = opened(str(path)).storage
+    worker = rq.Worker([queue], connection=connection)
+
+    def work(jobs: int) -> int:
+        queue.enqueue_many([rq.Queue.prepare_data(tasks.nothing) for _ in range(jobs)])
+        before = storage.transactions
+        worker.work(burst=True, logging_level="ERROR")
+        return storage.transactions - before
+
+    few = work(2)
+    many = work(12)
+
+    assert many - few <= 3 * 10
+    assert queue.finished_job_registry.count == 14
+
+
+def test_the_thread_for_work_horses_is_one_and_leaves_no_descriptor(
+    connection: SQLiteConnection, queue: rq.Queue
+) -> None:
+    worker = rq.Worker([queue], connection=connection)
+
+    def work(jobs: int) -> tuple[int, int]:
+        queue.enqueue_many([rq.Queue.prepare_data(tasks.nothing) for _ in range(jobs)])
+        worker.work(burst=True, logging_level="ERROR")
+        names = [thread.name for thread in threading.enumerate()]
+        return names.count("work horse's commands"), len(list(Path("/proc/self/fd").iterdir()))
+
+    threads, descriptors = work(2)
+    threads_later, descriptors_later = work(10)
+
+    assert threads == threads_later == 1
+    assert descriptors_later <= descriptors
