@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import threading
 from typing import Any, cast
@@ -14,6 +15,9 @@ from litebroker_rq.connection import SQLiteFileConnection
 from litebroker_rq.database import join, split
 
 _MAX_CONNECTIONS = 2**31
+
+# Without redis-py 8's look, in each call, for an argument that it has deprecated: longer than the call.
+_hset: Any = inspect.unwrap(redis.client.Pipeline.hset)
 
 # How many forks lie between the first process and this one: cheaper to compare than to ask for the process' number.
 _generation = 0
@@ -100,6 +104,8 @@ class ConnectionPool(redis.ConnectionPool):
 class Pipeline(redis.client.Pipeline):
     """redis-py's pipeline, but for the way to our connection: nothing is packed, and there is one answer."""
 
+    hset = _hset
+
     def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> list[Any]:  # noqa: FBT001
         if not isinstance(connection, SQLiteFileConnection):
             done: list[Any] = super()._execute_transaction(connection, commands, raise_on_error)
@@ -111,18 +117,19 @@ class Pipeline(redis.client.Pipeline):
         if replies is None:
             message = "Watched variable changed."
             raise redis.WatchError(message)
-        if raise_on_error:
-            self.raise_first_error(commands, replies)  # type: ignore[no-untyped-call]
-        decode = connection.decoder
+        decode, callbacks = connection.decoder, self.response_callbacks
         answers = []
         for reply, (args, options) in zip(replies, commands, strict=True):
             answer: Any = reply
-            if not isinstance(reply, Exception):
+            if isinstance(reply, Exception):
+                if raise_on_error:
+                    self.raise_first_error(commands, replies)  # type: ignore[no-untyped-call]
+            else:
                 if decode is not None:
                     answer = decode(reply)
-                options.pop("keys", None)
-                callback = self.response_callbacks.get(args[0])
+                callback = callbacks.get(args[0])
                 if callback is not None:
+                    options.pop("keys", None)
                     answer = callback(answer, **options)
             answers.append(answer)
         return answers

@@ -134,8 +134,12 @@ class Database:
         """Whether this thread has a write transaction open."""
         return getattr(self._local, "session", None) is not None
 
+    def is_purge_due(self, now_ms: int) -> bool:
+        """Whether the next transaction of a session deletes what has expired."""
+        return not self._purge_at_ms - _PURGE_EVERY_MS <= now_ms < self._purge_at_ms
+
     def _purge(self, session: Session) -> None:
-        if session.now_ms >= self._purge_at_ms or session.now_ms < self._purge_at_ms - _PURGE_EVERY_MS:
+        if self.is_purge_due(session.now_ms):
             self._purge_at_ms = session.now_ms + _PURGE_EVERY_MS
             session.purge_expired(_PURGE_LIMIT)
 

@@ -31,13 +31,14 @@ _LONGEST_S = 0.5
 _MOMENT_MS = 1000
 _OF_ALL_KEYS = {b"KEYS", b"SCAN", b"DBSIZE"}
 
-_Command = Literal["fields", "expiry", "execution", "queue", "read", "other"]
+_Command = Literal["fields", "expiry", "execution", "read", "other"]
 
 
 class Kept:
     """What is kept back at one time.
 
     Attributes:
+        queues: Sets of queues, and what belongs to them.
         commands: Those that are run as they came.
         fields: What is to be set in hashes.
         expire_at_ms: When keys are to end.
@@ -45,6 +46,7 @@ class Kept:
     """
 
     def __init__(self) -> None:
+        self.queues: dict[tuple[bytes, bytes], None] = {}
         self.commands: list[list[bytes]] = []
         self.fields: dict[bytes, dict[bytes, bytes]] = {}
         self.expire_at_ms: dict[bytes, int] = {}
@@ -52,10 +54,16 @@ class Kept:
 
     def keys(self) -> list[bytes]:
         """What is going to be written to, the sets of queues aside: they are as they should be."""
-        return [*(args[1] for args in self.commands if not is_queues(args[1])), *self.fields, *self.expire_at_ms]
+        return [*[args[1] for args in self.commands], *self.fields, *self.expire_at_ms]
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than queues."""
+        return bool(self.commands or self.fields or self.expire_at_ms)
 
     def before(self, later: Kept) -> Kept:
         """This, and what came later."""
+        self.queues.update(later.queues)
         self.commands += later.commands
         for key, fields in later.fields.items():
             self.fields.setdefault(key, {}).update(fields)
@@ -65,6 +73,10 @@ class Kept:
 
     def write(self, session: Session, worker: bytes | None) -> None:
         """Write it, in this transaction. Of hashes that are gone, only the worker's is made anew."""
+        for key, member in self.queues:
+            if not session.is_in(key, member):
+                with suppress(ResponseError):
+                    COMMANDS[b"SADD"].run(session, [key, member])
         for args in self.commands:
             with suppress(ResponseError):  # the key holds another kind of value by now
                 COMMANDS[args[0]].run(session, args[1:])
@@ -142,7 +154,7 @@ class Heartbeats:
 
     def concern(self, commands: list[list[bytes]]) -> bool:
         """Whether one of the commands is about what is kept back."""
-        kept = {*self._kept.keys(), *(args[1] for args in self._kept.commands)}
+        kept = {*self._kept.keys(), *(key for key, _ in self._kept.queues)}
         return any(not kept.isdisjoint(args) or args[0] in _OF_ALL_KEYS for args in commands)
 
     def keep(self, commands: list[list[bytes]], now_ms: int) -> list[Reply | None] | None:
@@ -150,15 +162,19 @@ class Heartbeats:
 
         None when the commands must run now.
         """
-        if self._is_known_queue(commands):
-            kinds: list[_Command] = ["queue"]
-        elif self.key is None:
+        if len(commands) == 1 and (queue := self.known_queue(commands[0])) is not None:
+            with self._lock:
+                if self.overdue:
+                    return None
+                self._kept.queues[queue] = None
+                self._kept.since = self._kept.since or time.monotonic()
+            return [0]
+        if self.key is None:
             return None
-        else:
-            execution = self._starts and self._is_execution(commands)
-            kinds = [self._kind(args, "execution" if execution else "other") for args in commands]
-            if "other" in kinds or not {"fields", "expiry"} & set(kinds):
-                return None
+        execution = self._starts and self._is_execution(commands)
+        kinds = [self._kind(args, "execution" if execution else "other") for args in commands]
+        if "other" in kinds or not {"fields", "expiry"} & set(kinds):
+            return None
         with self._lock:
             kept = self._kept
             if self.overdue:
@@ -171,14 +187,15 @@ class Heartbeats:
                 elif kind != "read":
                     kept.commands.append(args)
             kept.since = kept.since or time.monotonic()
-        answers: dict[_Command, Reply | None] = {"fields": 0, "expiry": 1, "execution": 1, "queue": 0, "read": None}
+        answers: dict[_Command, Reply | None] = {"fields": 0, "expiry": 1, "execution": 1, "read": None}
         return [answers[kind] for kind in kinds]
 
-    def _is_known_queue(self, commands: list[list[bytes]]) -> bool:
-        if len(commands) != 1:
-            return False
-        args = commands[0]
-        return args[0] == b"SADD" and len(args) == 3 and (args[1], args[2]) in self._queues  # noqa: PLR2004
+    def known_queue(self, args: list[bytes]) -> tuple[bytes, bytes] | None:
+        """The set of queues that was seen to have what the command adds to it, and that."""
+        if args[0] != b"SADD" or len(args) != 3:  # noqa: PLR2004
+            return None
+        queue = args[1], args[2]
+        return queue if queue in self._queues else None
 
     def _is_execution(self, commands: list[list[bytes]]) -> bool:
         """Whether they register the execution of a job, and do nothing else."""

@@ -10,8 +10,9 @@ Expiry is by the wall clock, as in Redis: TTLs survive a restart of the machine,
 from __future__ import annotations
 
 import json
-import secrets
+import os
 from collections.abc import Callable, Iterable, Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
 from redis.exceptions import ResponseError
@@ -25,7 +26,7 @@ Reply = Union[bytes, int, None, "list[Reply]", Exception]
 Kind = Literal["string", "hash", "list", "set", "zset", "stream"]
 
 # A hash's value of more characters than this lies in a row of its own.
-_INLINE_CHARS = 4096
+INLINE_CHARS = 4096
 
 # So many keys are read, and so many new ones written, by one statement; fewer are read one by one.
 _FEW = 3
@@ -39,8 +40,22 @@ _INSERT_KEYS = [
     f" values {', '.join(['(?, ?, ?, ?, ?, ?)'] * count)}"
     for count in range(_INSERTS + 1)
 ]
+INSERT_KEY = _INSERT_KEYS[1]
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+_IS_IN = (
+    "select 1 from litebroker_rq_members where member = ? and key_id = (select id from litebroker_rq_keys"
+    " where key = ? and kind = 'set' and (expires_at_ms is null or expires_at_ms > ?))"
+)
+# One row, also where there is no such key.
+IS_IN_AND_LOAD = (
+    f"select ({_IS_IN}), id, kind, expires_at_ms, value from (select 1) left join litebroker_rq_keys on key = ?"
+)
+
+# The system's own would take ten times as long, and nobody is to be kept from guessing.
+_random = Random()  # noqa: S311
+os.register_at_fork(after_in_child=_random.seed)
+
+encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 _WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
@@ -109,6 +124,7 @@ class Session:
         self._version = 0
         self._rows: dict[bytes, Row | None] = {}
         self._changed: list[Row] = []
+        self._awaited: bytes | None = None
         self._last_id: int | None = None
         self._pushes: list[JobSpec] = []
         self.batch = False
@@ -152,8 +168,10 @@ class Session:
 
     def prefetch(self, keys: Iterable[bytes]) -> None:
         """These keys are about to be looked at: read them together, unless they are few."""
-        wanted = [key for key in dict.fromkeys(keys) if key not in self._rows]
+        known = self.database.knows_queue
+        wanted = [key for key in dict.fromkeys(keys) if key not in self._rows and not known(key)]
         if len(wanted) < _FEW:
+            self._awaited = wanted[0] if wanted else None
             return
         for start in range(0, len(wanted), _PREFETCH):
             chunk = wanted[start : start + _PREFETCH]
@@ -162,6 +180,16 @@ class Session:
             padded = [*chunk, *(chunk[:1] * (_PREFETCH - len(chunk)))]
             for key, *columns in self._execute(_PREFETCH_KEYS, padded):
                 self._rows[key] = self._made(key, *columns)
+
+    def is_in(self, key: bytes, member: bytes) -> bool:
+        """Whether the set of this name, which was not looked at yet, has the member."""
+        awaited, self._awaited = self._awaited, None
+        if awaited is None or awaited in self._rows:
+            return bool(self._execute(_IS_IN, (member, key, self.now_ms)))
+        # What is to be looked at next comes along: a statement takes longer than its work.
+        ((found, row_id, *columns),) = self._execute(IS_IN_AND_LOAD, (member, key, self.now_ms, awaited))
+        self._rows[awaited] = None if row_id is None else self._made(awaited, row_id, *columns)
+        return found is not None
 
     def _load(self, key: bytes) -> Row | None:
         found = self._execute("select id, kind, expires_at_ms, value from litebroker_rq_keys where key = ?", (key,))
@@ -183,12 +211,12 @@ class Session:
         row = self.find(key, kind)
         if row is None:
             self.must_write()
-            row = self._rows[key] = Row(
-                key, kind, None, None, {} if kind == "hash" else b"" if kind == "string" else None
-            )
-            if kind not in {"hash", "string"}:
+            data: Any = {} if kind == "hash" else b"" if kind == "string" else None
+            row = self._rows[key] = Row(key, kind, None, None, data)
+            if data is None:
                 self._identify(row)
-        self.change(row)
+        if not row.changed:
+            self.change(row)
         return row
 
     def _identify(self, row: Row) -> None:
@@ -273,13 +301,12 @@ class Session:
         return old is None
 
     def set_fields(self, row: Row, fields: list[bytes], values: list[bytes]) -> int:
-        """How many were not there."""
-        data = row.data
+        """How many were not there. The row is one that `need` gave."""
         if row.stored:
             return sum(
                 self.set_field(row, field.decode("latin-1"), value) for field, value in zip(fields, values, strict=True)
             )
-        self.change(row)
+        data = row.data
         before = len(data)
         for field, value in zip(fields, values, strict=True):
             data[field.decode("latin-1")] = value.decode("latin-1")
@@ -308,7 +335,7 @@ class Session:
     def version(self) -> int:
         """What every key that this transaction changes gets: no other transaction has the same."""
         if not self._version:
-            self._version = secrets.randbits(62) + 1
+            self._version = new_version()
         return self._version
 
     def push(self, job: JobSpec) -> None:
@@ -381,11 +408,12 @@ class Session:
                 )
         # Those that have an id go first: SQLite gives the others the next ones.
         new.sort(key=_has_no_id)
+        version = self.version if new else 0
         for start in range(0, len(new), _INSERTS):
-            values: list[Any] = []
             together = new[start : start + _INSERTS]
+            values: list[Any] = []
             for row, stored in together:
-                values += (row.id, row.key, row.kind, self.version, row.expires_at_ms, stored)
+                values += (row.id, row.key, row.kind, version, row.expires_at_ms, stored)
             self._execute(_INSERT_KEYS[len(together)], values)
 
     def _stored(self, row: Row) -> bytes | str | None:
@@ -398,8 +426,11 @@ class Session:
         for field in row.dropped:
             self._execute("delete from litebroker_rq_fields where key_id = ? and field = ?", (row.id, field))
         row.dropped.clear()
+        encoded = encode(data)
+        if len(encoded) <= INLINE_CHARS:
+            return encoded
         for field, value in data.items():
-            if value is not True and len(value) > _INLINE_CHARS:
+            if value is not True and len(value) > INLINE_CHARS:
                 self._identify(row)
                 self._execute(
                     "insert into litebroker_rq_fields (key_id, field, value) values (?, ?, ?)"
@@ -407,7 +438,7 @@ class Session:
                     (row.id, field, value.encode("latin-1")),
                 )
                 data[field] = True
-        return _encode(data)
+        return encode(data)
 
     def purge_expired(self, limit: int) -> None:
         """Delete a few of the keys that have expired. Nobody can see them any more."""
@@ -418,6 +449,11 @@ class Session:
         for (key,) in expired:
             self._rows.pop(key, None)
             self.find(key)
+
+
+def new_version() -> int:
+    """What the keys that a transaction changes get: no other transaction has the same."""
+    return _random.getrandbits(62) + 1
 
 
 def _has_no_id(new: tuple[Row, object]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from redis.exceptions import ResponseError
 
 from litebroker import JobSpec, State
@@ -36,19 +38,7 @@ class QueueList:
                 # The job is safe in a queue again, so that a claim of before protects nothing any more.
                 session.database.leases.settle(session, key)
             data = row.data if row is not None and row.kind == "hash" else {}
-            task = data.get("description")
-            session.push(
-                JobSpec(
-                    queue=self._name,
-                    payload=b"",
-                    encoding="rq",
-                    priority=_priority(data.get(PRIORITY_FIELD)),
-                    max_attempts=None,
-                    ref=_text(value),
-                    task=task[:_TASK_CHARS] if isinstance(task, str) else None,
-                    front=front,
-                )
-            )
+            session.push(job_spec(self._name, value, data, front=front))
 
     def pop(self, *, front: bool, to: bytes | None = None) -> bytes | None:
         if front:
@@ -134,6 +124,21 @@ class QueueList:
         target = queue_name(key)
         self._session.database.know_queue(self._session, target)
         self._session.storage.move(self._name, target)
+
+
+def job_spec(queue: str, ref: bytes, fields: dict[str, Any], *, front: bool) -> JobSpec:
+    """The engine's job that stands for RQ's in a queue. Its own fields are what is known of them."""
+    task = fields.get("description")
+    return JobSpec(
+        queue=queue,
+        payload=b"",
+        encoding="rq",
+        priority=_priority(fields.get(PRIORITY_FIELD)),
+        max_attempts=None,
+        ref=_text(ref),
+        task=task[:_TASK_CHARS] if isinstance(task, str) else None,
+        front=front,
+    )
 
 
 def queue_name(key: bytes) -> str:

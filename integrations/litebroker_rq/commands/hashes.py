@@ -55,13 +55,12 @@ def hexists(session: Session, args: list[bytes]) -> Reply:
 
 @command("HSET", least=3, writes=True)
 def hset(session: Session, args: list[bytes]) -> Reply:
-    key, *pairs = args
-    if len(pairs) % 2:
+    if not len(args) % 2:
         message = "wrong number of arguments for 'hset' command"
         raise ResponseError(message)
-    row = session.need(key, "hash")
-    fields = pairs[::2]
-    added = session.set_fields(row, fields, pairs[1::2])
+    row = session.need(args[0], "hash")
+    fields = args[1::2]
+    added = session.set_fields(row, fields, args[2::2])
     if b"status" in fields or b"birth" in fields:
         session.database.leases.on_hash(session, row, fields)
     return added

@@ -35,11 +35,11 @@ class List(Protocol):
 
 
 def list_at(session: Session, key: bytes) -> List:
-    if is_queue(key):
-        if not session.database.knows_queue(key):
-            session.find(key, "list")  # raises for another kind
+    if session.database.knows_queue(key):
         return QueueList(session, key)
-    session.find(key, "list")
+    session.find(key, "list")  # raises for another kind
+    if is_queue(key):
+        return QueueList(session, key)
     return IntermediateList(session, key) if is_intermediate(key) else PlainList(session, key)
 
 

@@ -34,18 +34,6 @@ def smismember(session: Session, args: list[bytes]) -> Reply:
     return [int(row is not None and _has(session, row, member)) for member in args[1:]]
 
 
-def _is_in(session: Session, key: bytes, member: bytes) -> bool:
-    return bool(
-        session.select(
-            "select 1 from litebroker_rq_members where member = ? and key_id = (select id from litebroker_rq_keys"
-            " where key = ? and kind = 'set' and (expires_at_ms is null or expires_at_ms > ?))",
-            member,
-            key,
-            session.now_ms,
-        )
-    )
-
-
 def _has(session: Session, row: Row, member: bytes) -> bool:
     return bool(session.select("select 1 from litebroker_rq_members where key_id = ? and member = ?", row.id, member))
 
@@ -53,7 +41,7 @@ def _has(session: Session, row: Row, member: bytes) -> bool:
 @command("SADD", least=2, writes=True, often_idle=True, brief=True)
 def sadd(session: Session, args: list[bytes]) -> Reply:
     key, *members = args
-    if not session.has_looked_at(key) and all(_is_in(session, key, member) for member in members):
+    if not session.has_looked_at(key) and all(session.is_in(key, member) for member in members):
         for member in members:
             session.database.heartbeats.has_seen(key, member)
         return 0
