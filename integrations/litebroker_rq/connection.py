@@ -22,7 +22,7 @@ from redis.exceptions import ExecAbortError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from litebroker import LitebrokerError, StorageError
-from litebroker_rq import clients, commands, horses, messages, reaper
+from litebroker_rq import adding, clients, commands, horses, messages, reaper
 from litebroker_rq.answering import BLOCKING, check
 from litebroker_rq.commands import streams
 from litebroker_rq.database import Database, opened
@@ -214,7 +214,8 @@ class SQLiteFileConnection(AbstractConnection):
         for args in queued:
             check(args)
         try:
-            return horses.run_together(self._db, queued, watched)
+            added = None if watched else adding.add(self._db, queued)
+            return horses.run_together(self._db, queued, watched) if added is None else added
         except StorageError as error:
             self.disconnect()
             raise RedisConnectionError(str(error)) from error
