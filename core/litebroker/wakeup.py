@@ -357,12 +357,13 @@ class WakeupListener:
 
     def _wait(self, deadline: float | None) -> bool:
         one = False
+        files = self._sleep(0)
         while True:
             if self._closed:
                 return False
-            if self._channels is not None:
-                rung = self._channels.hear()
-                if (not (one and rung) and self._channels.take(one=one)) or (rung and not self._closed):
+            if files and self._channels is not None:
+                rung = self._channels.hear(files)
+                if (not (one and rung) and self._channels.take(files, one=one)) or (rung and not self._closed):
                     self._woken = True
             now = time.monotonic()
             if self._check_at <= now and not self._check(now):
@@ -374,14 +375,16 @@ class WakeupListener:
             left = _CHECK_S if deadline is None else deadline - now
             if left <= 0:
                 return False
-            one = self._sleep(min(left, _CHECK_S))
+            files = self._sleep(min(left, _CHECK_S))
+            one = True
 
-    def _sleep(self, seconds: float) -> bool:
+    def _sleep(self, seconds: float) -> list[int]:
+        """Until some of the descriptors can be read: which."""
         if self._channels is not None and self._poller is not None:
             return self._poller.wait(seconds)
         if self._bell.acquire(timeout=min(seconds, _SLICE_S)):
             self._woken = True
-        return False
+        return []
 
     def _check(self, now: float) -> bool:
         """Whether others still reach it. If not, open everything anew."""
@@ -499,15 +502,16 @@ class _Channels:
                 os.unlink(new)
             raise
 
-    def hear(self) -> bool:
-        """Whether it was rung, or a topic notified."""
-        return _drain(self._reads)
+    def hear(self, files: Sequence[int]) -> bool:
+        """Whether it was rung, or a topic notified, when these descriptors can be read."""
+        return self._reads in files and _drain(self._reads)
 
-    def take(self, *, one: bool) -> bool:
+    def take(self, files: Sequence[int], *, one: bool) -> bool:
         """Take a byte from the first queue that has any, or all of all queues. Whether there were any."""
+        readable = [file for _, file, _ in self._queues if file in files]
         if not one:
-            return sum(_drain(file) for _, file, _ in self._queues) > 0
-        for _, file, _ in self._queues:
+            return sum(map(_drain, readable)) > 0
+        for file in readable:
             with contextlib.suppress(BlockingIOError):
                 return bool(os.read(file, 1))
         return False
@@ -569,12 +573,13 @@ class _Poller:
         elif self._poll is not None:
             self._poll.unregister(file)
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> list[int]:
+        """Those that can be read."""
         if self._epoll is not None:
-            return bool(self._epoll.poll(seconds))
+            return [file for file, _ in self._epoll.poll(seconds)]
         if self._poll is not None:
-            return bool(self._poll.poll(math.ceil(seconds * 1000)))
-        return False
+            return [file for file, _ in self._poll.poll(math.ceil(seconds * 1000))]
+        return []
 
     def fileno(self) -> int:
         if self._epoll is None:

@@ -469,7 +469,8 @@ class Worker:
             self._pause()
         self._listening = self._called = False
         self._in_vain = self._in_vain + 1 if woken else 0
-        self._look = self._heard = True
+        if woken or failed:  # If not, the listener itself has looked, and found nothing.
+            self._look = self._heard = True
 
     def _fetch(self) -> None:
         """Settle what is finished; claim what the free threads can take, and a little more where jobs are short."""

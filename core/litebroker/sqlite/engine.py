@@ -191,6 +191,7 @@ class Engine:
         self._steady = SteadyClock(self.clock)
         self.grouped: set[int] = set()  # queues known to have groups
         self.quiet: set[int] = set()  # queues whose last claim found nothing
+        self.heard: set[str] = set()  # queues of which a listener has heard since
         self.wary: set[str] = set()  # queues whose last claim found a job that has lapsed
         self.looked: dict[int, tuple[int, int]] = {}  # when due times and leases were last looked at
         self.queue_ids: dict[str, int] = {}
@@ -780,6 +781,7 @@ class Engine:
         self.queue_names.clear()
         self.grouped.clear()
         self.quiet.clear()
+        self.heard.clear()
         self.wary.clear()
         self.looked.clear()
         self._registered = False

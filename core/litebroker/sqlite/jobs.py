@@ -149,7 +149,7 @@ class JobVerbs(Session):
         wanted = [
             (name, queue)
             for name in queues
-            if (queue := self._queue(name)) is not None and (joined or self._may_have_jobs(queue))
+            if (queue := self._queue(name)) is not None and (joined or self._may_have_jobs(name, queue))
         ]
         if limit < 1 or not wanted:
             return []
@@ -182,7 +182,7 @@ class JobVerbs(Session):
                 rest = limit - len(got)
                 if rest <= 0:
                     break
-                self._take_back(tx, name, queue, now=now, steady=steady)
+                looked = self._take_back(tx, name, queue, now=now, steady=steady)
                 if single and queue in grouped:
                     return got, wanted[position:]  # Turns take a transaction.
                 claim = self._claim_in_turns if queue in grouped else self._claim_in_line
@@ -193,7 +193,9 @@ class JobVerbs(Session):
                 if met_lapsed:
                     tx.wake(name, 1)  # There may be more, for another claim.
                     break
-                if queue not in grouped and len(found) < rest and tx.db.rows(sql.HAS_GROUPS, {"queue": queue}):
+                if looked or queue in grouped or len(found) == rest:
+                    continue  # That there are no groups is known, or does not matter.
+                if tx.db.rows(sql.HAS_GROUPS, {"queue": queue}):
                     return got, wanted[position:]
             return got, []
 
@@ -210,9 +212,12 @@ class JobVerbs(Session):
                 # There may be more than one worker can take, and one was woken.
                 self._engine.wakeups.notify_queue(claimed[-1].queue, 1)
 
-    def _may_have_jobs(self, queue: int) -> bool:
-        """A queue that was empty at the last look is looked at again without the writer lock."""
+    def _may_have_jobs(self, name: str, queue: int) -> bool:
+        """A queue that was empty is looked at again without the writer lock, unless it was heard of since."""
         if queue not in self._engine.quiet:
+            return True
+        if name in self._engine.heard:
+            self._engine.heard.discard(name)
             return True
         found = self._read(lambda db: db.rows(sql.WAITING, {"queue": queue}))
         if not found:
@@ -230,23 +235,22 @@ class JobVerbs(Session):
 
         self._write(op, lasting=False, single=True)
 
-    def _take_back(self, tx: Tx, name: str, queue: int, *, now: int, steady: int) -> list[JobRecord]:
-        """Recover what has lapsed and promote what is due, at most once a millisecond; those that failed by it."""
+    def _take_back(self, tx: Tx, name: str, queue: int, *, now: int, steady: int) -> bool:
+        """Recover what has lapsed, promote what is due, and learn of groups. False: it has been in this millisecond."""
         engine = self._engine
         if engine.looked.get(queue) == (now, steady):
-            return []
+            return False
         (due, lease_end, has_groups) = tx.db.rows(sql.NEXT_EVENTS, {"queue": queue})[0]
         if has_groups:
             engine.grouped.add(queue)  # Another process may have made them.
-        failed: list[JobRecord] = []
         if lease_end is not None and lease_end <= steady:
-            failed = recovery.recover_ended(engine, tx, name, queue, now=now, steady=steady)
+            recovery.recover_ended(engine, tx, name, queue, now=now, steady=steady)
         if due is not None and due <= now:
             _promote(tx, queue, now)
         if tx.looked is None:
             tx.looked = {}
         tx.looked[queue] = (now, steady)
-        return failed
+        return True
 
     def _claim_in_line(
         self, tx: Tx, name: str, queue: int, limit: int, lease_ms: int, *, now: int, steady: int, alone: bool

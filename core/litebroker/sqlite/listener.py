@@ -33,18 +33,23 @@ class SQLiteListener:
             left = _SLOW_POLL_S if deadline is None else deadline - time.monotonic()
             ready_in = self._ready_in()
             if ready_in is not None and ready_in <= 0:
-                return True
+                return self._heard()
             slice_s = max(0.0, min(left, _SLOW_POLL_S, _SLOW_POLL_S if ready_in is None else ready_in))
             if self._waiter.polling:
                 slice_s = min(slice_s, pause)
                 pause = min(pause * 2, _POLL_MOST_S)
             if self._waiter.wait(slice_s):
-                return True
+                return self._heard()
             if self._waiter.closed:
                 return False
-            if deadline is not None and time.monotonic() >= deadline:
-                ready_in = self._ready_in()
-                return ready_in is not None and ready_in <= 0
+            # Of what came meanwhile it would have been woken. What became due meanwhile takes one more look.
+            if deadline is not None and time.monotonic() >= deadline and (ready_in is None or ready_in > slice_s):
+                return False
+
+    def _heard(self) -> bool:
+        """The next claim need not look first whether there is anything."""
+        self._engine.heard.update(self._queues)
+        return True
 
     def _ready_in(self) -> float | None:
         """Seconds until a job may be claimable; None while nothing is in sight."""
