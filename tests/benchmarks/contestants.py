@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import itertools
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -184,6 +185,33 @@ class Raw(Contestant):
 
     def close(self) -> None:
         self._db.close()
+
+
+class RawWoken(Raw):
+    """The same with the least that wakes another process: a byte in a FIFO after each commit."""
+
+    name = f"{RAW} and a FIFO"
+
+    def __init__(self, path: Path, level: Level, *, size: int = 100) -> None:
+        super().__init__(path, level, size=size)
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(f"{path}.fifo")
+        self._bell = os.open(f"{path}.fifo", os.O_RDWR)
+
+    def add(self) -> None:
+        super().add()
+        os.write(self._bell, b"\0")
+
+    def listen(self, handler: Callable[[dict[str, Any]], object]) -> None:
+        """As `Honker.listen`."""
+        while os.read(self._bell, 1):
+            job = self.claim()
+            handler(job[1])
+            self.complete(job)
+
+    def close(self) -> None:
+        os.close(self._bell)
+        super().close()
 
 
 _ADD_RAW = "insert into job(queue, priority, due, payload) values('q', 0, ?, ?)"
@@ -453,7 +481,7 @@ class Honker(Contestant):
 
 PEERS: Sequence[type[Contestant]] = (LiteQueue, PersistQueue, HueyStorage, Honker)
 ALL: Sequence[type[Contestant]] = (Raw, Ours, OursBelow, *PEERS)
-CONTESTANTS = {kind.name: kind for kind in ALL}
+CONTESTANTS = {kind.name: kind for kind in ALL} | {RawWoken.name: RawWoken}
 # What happens to a job whose worker is killed; the last two are under frameworks.
 WHEN_KILLED = {kind.name: kind.acknowledges for kind in ALL} | {
     "dramatiq-sqlite": "it stays marked as consumed",

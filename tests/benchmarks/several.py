@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.benchmarks import ROOT, SOURCES
-from tests.benchmarks.contestants import ALL, LEVELS, PEERS, Contestant, Level, Ours, OursBelow
+from tests.benchmarks.contestants import ALL, LEVELS, PEERS, Contestant, Level, Ours, OursBelow, RawWoken
 from tests.benchmarks.measuring import OURS, RAW, Bench, Entry, Line, Sample, Series, compared, figure, told, turned
 
 from litebroker import Queue
@@ -178,7 +178,7 @@ def wakeup(bench: Bench) -> Iterator[Line]:
     """How soon an idle worker in another process has a job, from before its `add`; and what idling costs."""
     levels: tuple[Level, ...] = ("relaxed", "durable")
     for level in levels:
-        kinds: list[type[Contestant]] = [Ours]
+        kinds: list[type[Contestant]] = [Ours, RawWoken]
         kinds += [it for it in PEERS if hasattr(it, "listen") and level in it.levels and not it.missing()]
         woken, idling = {}, {}
         for kind in kinds:
