@@ -561,6 +561,31 @@ for fd in os.listdir("/proc/self/fd"):
     assert "jobs.db" not in done.stdout
 
 
+def test_a_child_refuses_a_file_that_a_newer_version_has_taken_over_meanwhile(path: Path) -> None:
+    said = scene(
+        """
+import sqlite3
+storage = SQLiteStorage(path)
+storage.add([job()])
+
+def use():
+    with sqlite3.connect(path) as newer:  # a migration that changes rows alone
+        newer.execute("update litebroker_meta set value = 99 where key = 'schema'")
+    newer.close()
+    try:
+        storage.add([job()])
+    except SchemaTooNewError as error:
+        say(str(error))
+
+say(child(use))
+""",
+        path,
+    )
+
+    assert "99" in said[0][0]
+    assert said[1] == [True]
+
+
 # Connections that stay open in the parent, as it does its child's work on the file
 
 STAYING = """

@@ -154,8 +154,8 @@ class Engine:
         self._closed = False
         self._spoiled = False
         self._stays_open = False
-        # The file, and the version of its schema, that were found good.
-        self._checked: tuple[tuple[int, int] | None, int] | None = None
+        # The file, and the versions of its schema, that were found good.
+        self._checked: tuple[tuple[int, int] | None, tuple[int, int]] | None = None
         self._fresh()
         _engines.add(self)
         fork.register(self)
@@ -697,12 +697,12 @@ class Engine:
                 try:
                     identity = file_identity(self.path)
                     # After a fork it is the file that was looked at before, and its tables are as they were.
-                    is_known = self._checked == (identity, _schema_version(db))
+                    is_known = self._checked is not None and self._checked == (identity, _schema_versions(db))
                     found = 0 if is_known else schema.check(db, self.path, shared=self.shared)
                     schema.use_wal(db, self.path, busy_timeout_ms=self._busy_timeout_ms)
                     if not is_known:
                         schema.migrate(db, found)
-                        self._checked = (identity, _schema_version(db))
+                        self._checked = (identity, _schema_versions(db))
                     if self._identity not in {None, identity}:
                         self._forget_file()
                     self._identity = identity
@@ -974,9 +974,9 @@ def in_savepoint(tx: Tx, op: Callable[[Tx], R]) -> R:
     return result
 
 
-def _schema_version(db: Connection) -> int:
-    """SQLite's own, which changes with each change of a table."""
-    return int(db.rows("pragma schema_version")[0][0])
+def _schema_versions(db: Connection) -> tuple[int, int]:
+    """SQLite's own, which changes with each change of a table; and ours, which a migration of rows changes alone."""
+    return int(db.rows("pragma schema_version")[0][0]), schema.version(db)
 
 
 def _sync_file(descriptor: int) -> None:
