@@ -69,8 +69,10 @@ def add(database: Database, batch: list[list[bytes]]) -> list[Reply] | None:
 
 def _new_job(database: Database, batch: list[list[bytes]]) -> _NewJob | None:
     """What the commands say, when they save a job and push it, and do nothing else."""
+    if not 0 < len(batch) <= _MOST:
+        return None
     *others, push = batch
-    if len(batch) > _MOST or push[0] not in _PUSHES or len(push) != 3:  # noqa: PLR2004
+    if push[0] not in _PUSHES or len(push) != 3:  # noqa: PLR2004
         return None
     queue, ref = push[1:]
     key = job_key(queue, ref)

@@ -130,6 +130,7 @@ class Session:
         self.batch = False
         self.topics: list[str] = []
         self.ended = False
+        self._interrupted = False  # a signal handler has changed rows while they were being written
 
     # Statements
 
@@ -157,7 +158,7 @@ class Session:
         try:
             row = self._rows[key]
         except KeyError:
-            row = self._rows[key] = self._load(key)
+            row = self._rows.setdefault(key, self._load(key))  # a signal handler may have made it meanwhile
         if row is not None and kind is not None and row.kind != kind:
             raise ResponseError(_WRONG_TYPE)
         return row
@@ -175,11 +176,13 @@ class Session:
             return
         for start in range(0, len(wanted), _PREFETCH):
             chunk = wanted[start : start + _PREFETCH]
-            self._rows.update(dict.fromkeys(chunk))
+            found: dict[bytes, Row | None] = dict.fromkeys(chunk)
             # Always as many, so that the statement is one that SQLite has compiled.
             padded = [*chunk, *(chunk[:1] * (_PREFETCH - len(chunk)))]
             for key, *columns in self._execute(_PREFETCH_KEYS, padded):
-                self._rows[key] = self._made(key, *columns)
+                found[key] = self._made(key, *columns)
+            for key, row in found.items():
+                self._rows.setdefault(key, row)
 
     def is_in(self, key: bytes, member: bytes) -> bool:
         """Whether the set of this name, which was not looked at yet, has the member."""
@@ -212,7 +215,8 @@ class Session:
         if row is None:
             self.must_write()
             data: Any = {} if kind == "hash" else b"" if kind == "string" else None
-            row = self._rows[key] = Row(key, kind, None, None, data)
+            row = Row(key, kind, None, None, data)
+            row = self._rows[key] = self._rows.get(key) or row
             if data is None:
                 self._identify(row)
         if not row.changed:
@@ -366,9 +370,10 @@ class Session:
 
     def end(self) -> None:
         """Write all that is to be written. The session is over then."""
-        self.ended = True
+        interrupting, self.ended = self.ended, True
         self._write()
         self.push_all()
+        self._interrupted = interrupting
         for topic in dict.fromkeys(self.topics):
             self.storage.notify(topic)
 
@@ -396,16 +401,8 @@ class Session:
             if not row.stored:
                 row.stored = True
                 new.append((row, self._stored(row)))
-            elif row.data is None:
-                self._execute(
-                    "update litebroker_rq_keys set version = ?, expires_at_ms = ? where id = ?",
-                    (self.version, row.expires_at_ms, row.id),
-                )
             else:
-                self._execute(
-                    "update litebroker_rq_keys set version = ?, expires_at_ms = ?, value = ? where id = ?",
-                    (self.version, row.expires_at_ms, self._stored(row), row.id),
-                )
+                self._update(row)
         # Those that have an id go first: SQLite gives the others the next ones.
         new.sort(key=_has_no_id)
         version = self.version if new else 0
@@ -415,6 +412,32 @@ class Session:
             for row, stored in together:
                 values += (row.id, row.key, row.kind, version, row.expires_at_ms, stored)
             self._execute(_INSERT_KEYS[len(together)], values)
+        while self._interrupted:
+            self._interrupted = False
+            for row in changed:
+                if self._rows.get(row.key) is row:
+                    self._update(row)
+                elif self._rows.get(row.key) is None:
+                    self._execute("delete from litebroker_rq_keys where key = ?", (row.key,))
+
+    def _update(self, row: Row) -> None:
+        value = self._stored(row)
+        if row.id is None:
+            # It was new when this began.
+            self._execute(
+                "update litebroker_rq_keys set version = ?, expires_at_ms = ?, value = ? where key = ?",
+                (self.version, row.expires_at_ms, value, row.key),
+            )
+        elif row.data is None:
+            self._execute(
+                "update litebroker_rq_keys set version = ?, expires_at_ms = ? where id = ?",
+                (self.version, row.expires_at_ms, row.id),
+            )
+        else:
+            self._execute(
+                "update litebroker_rq_keys set version = ?, expires_at_ms = ?, value = ? where id = ?",
+                (self.version, row.expires_at_ms, value, row.id),
+            )
 
     def _stored(self, row: Row) -> bytes | str | None:
         """What goes into the row; what is too large for it goes elsewhere at once."""
@@ -429,7 +452,7 @@ class Session:
         encoded = encode(data)
         if len(encoded) <= INLINE_CHARS:
             return encoded
-        for field, value in data.items():
+        for field, value in list(data.items()):  # a signal handler may add to it
             if value is not True and len(value) > INLINE_CHARS:
                 self._identify(row)
                 self._execute(

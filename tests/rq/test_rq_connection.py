@@ -136,6 +136,7 @@ def test_a_signal_handler_may_use_the_connection_anywhere(connection: SQLiteConn
     def handler(*_: object) -> None:
         mine = next(number)
         connection.set(f"from-handler-{mine}", 1)
+        connection.hset("both", f"from-handler-{mine}", 1)
         handled.append(mine)
 
     connection.set("n", 0)
@@ -147,6 +148,7 @@ def test_a_signal_handler_may_use_the_connection_anywhere(connection: SQLiteConn
             with connection.pipeline() as pipeline:
                 pipeline.incr("n")
                 pipeline.sadd("s", runs)
+                pipeline.hset("both", "n", runs)
                 pipeline.execute()
             runs += 1
     finally:
@@ -155,6 +157,7 @@ def test_a_signal_handler_may_use_the_connection_anywhere(connection: SQLiteConn
 
     assert int(connection.get("n") or 0) == runs == connection.scard("s")
     assert len(connection.keys("from-handler-*")) == len(handled)
+    assert connection.hlen("both") == len(handled) + 1
 
 
 def test_threads_share_a_connection(connection: SQLiteConnection) -> None:
