@@ -27,7 +27,7 @@ import socket
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["run", "run_together", "versions"]
 
 log = logging.getLogger("litebroker_rq")
+
+# Longer than any command waits for the file, unless that was set otherwise.
+_PATIENCE_S = 60.0
 
 _Verb = Literal["run", "run_together", "versions", "write_heartbeats"]
 
@@ -114,7 +117,23 @@ def _ask(database: Database, verb: _Verb, *args: Any, alone: bool = False) -> An
                 answer = answers.find(database, error.question)
                 if answer is not None:
                     return answering.only(answer.replies) if verb == "run" else answer.replies
-    return _VERBS[verb](database, *args)
+    return _run_here(database, verb, args)
+
+
+def _run_here(database: Database, verb: _Verb, args: tuple[Any, ...]) -> Any:
+    """Run it in this process, after all that was sent by work horses that are gone."""
+    run = _VERBS[verb]
+    if _attendant is None:
+        return run(database, *args)
+    # In a transaction, or on top of a command, which a signal handler has interrupted, it may have what they wait for.
+    outer = getattr(_running, "here", False)
+    if not outer and not database.in_transaction():
+        _attendant.finish()
+    _running.here = True
+    try:
+        return run(database, *args)
+    finally:
+        _running.here = outer
 
 
 class Line:
@@ -193,21 +212,45 @@ def _end_sending(end: Connection) -> None:
 # The worker's side
 
 
+class _Served(NamedTuple):
+    """The worker's end of a line.
+
+    Attributes:
+        gone: All that came from the work horse was run, and nothing more will come.
+    """
+
+    database: Database
+    end: Connection
+    gone: threading.Event
+
+
 class _Attendant:
     """A thread that runs what comes from work horses, one command after the other."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._lines: dict[int, tuple[Database, Connection]] = {}
+        self._lines: dict[int, _Served] = {}
         self._thread: threading.Thread | None = None
 
     def serve(self, database: Database, end: Connection) -> None:
         """Listen to this work horse, too. That does not wake the thread, which the processor has no time for now."""
-        self._lines[end.fileno()] = database, end
-        self._poll.register(end.fileno(), select.EPOLLIN)
         if self._thread is None:
             self._thread = threading.Thread(target=self._attend, name="work horse's commands", daemon=True)
             self._thread.start()
+        self._lines[end.fileno()] = _Served(database, end, threading.Event())
+        self._poll.register(end.fileno(), select.EPOLLIN)
+
+    def finish(self) -> None:
+        """Wait until all that was sent by work horses that have hung up, or are gone, was run.
+
+        What the worker does about a dead work horse would otherwise overtake what that had sent: a job would be
+        finished, and then fail, and be tried again.
+        """
+        for descriptor, served in list(self._lines.items()):
+            poll = select.poll()
+            poll.register(descriptor, select.POLLRDHUP)
+            if poll.poll(0):
+                served.gone.wait(_PATIENCE_S)
 
     def forget(self) -> None:
         """In a child: all of it is the parent's.
@@ -215,22 +258,23 @@ class _Attendant:
         With these ends open, another work horse would not see that its worker is gone.
         """
         self._poll.close()
-        for _, end in self._lines.values():
-            end.close()
+        for served in self._lines.values():
+            served.end.close()
 
     def _attend(self) -> None:
         while True:
             for descriptor, _ in self._poll.poll():
-                database, end = self._lines[descriptor]
+                served = self._lines[descriptor]
                 try:
-                    _answer(database, end)
+                    _answer(served.database, served.end)
                 except Exception as error:
                     if not isinstance(error, (OSError, EOFError)):  # those say that it has ended
                         log.exception("a work horse could not be answered: it goes on alone")
                     self._poll.unregister(descriptor)
                     del self._lines[descriptor]
-                    end.close()
+                    served.end.close()
                     processes.speak_for(None)
+                    served.gone.set()
 
 
 def _answer(database: Database, end: Connection) -> None:
@@ -251,6 +295,7 @@ def _answer(database: Database, end: Connection) -> None:
 
 
 _attendant: _Attendant | None = None
+_running = threading.local()  # whether this thread runs a command
 _at_fork = threading.local()  # of the thread that forks: databases, with the worker's end and the work horse's
 
 

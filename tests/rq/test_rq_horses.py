@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import rq
 from rq.job import JobStatus
+from rq.results import Result
 from tests.rq import horses, tasks
 from tests.rq.conftest import Processes, wait_until
 
@@ -130,6 +131,54 @@ def test_a_worker_that_is_killed_at_any_question_leaves_a_job_that_ran_once(
     assert len(job.results()) == len(after.results()) == 1
     assert queue.finished_job_registry.count == 2
     assert not queue.started_job_registry.count
+
+
+KILLED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import rq
+from litebroker_rq import connect, horses, processes
+
+path, number = sys.argv[1], int(sys.argv[2])
+asked = 0
+main_commands = 0
+for verb, function in list(horses._VERBS.items()):
+    def run(*args, function=function):
+        global asked, main_commands
+        if threading.current_thread() is threading.main_thread():
+            main_commands += 1
+            return function(*args)
+        asked += 1
+        if asked == number:
+            horse = int(processes.own().split("|")[-2])
+            before = main_commands
+            os.kill(horse, signal.SIGKILL)
+            while Path(f"/proc/{horse}").exists():  # until the worker has noticed
+                time.sleep(0.001)
+            end = time.monotonic() + 0.3
+            while main_commands < before + 3 and time.monotonic() < end:  # so long may it do something about that
+                time.sleep(0.001)
+        return function(*args)
+    horses._VERBS[verb] = run
+connection = connect(path)
+rq.Worker([rq.Queue(connection=connection)], connection=connection).work(burst=True)
+"""
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_what_a_killed_work_horse_has_sent_is_run_before_its_worker_goes_by_its_death(
+    number: int, path: Path, queue: rq.Queue, processes: Processes
+) -> None:
+    log = path.parent / "log.txt"
+    job = queue.enqueue(tasks.note, str(log), "ran", retry=rq.Retry(max=1))
+
+    worker = processes.script(KILLED, str(path), str(number))
+
+    assert processes.finish(worker) == 0
+    assert job.get_status(refresh=True) == JobStatus.FINISHED
+    assert [result.type for result in job.results()].count(Result.Type.SUCCESSFUL) == 1
+    assert queue.finished_job_registry.count == 1
+    assert not queue.failed_job_registry.count
 
 
 def test_a_job_of_a_work_horse_takes_three_write_transactions(
