@@ -235,10 +235,15 @@ class _Attendant:
     def serve(self, database: Database, end: Connection) -> None:
         """Listen to this work horse, too. That does not wake the thread, which the processor has no time for now."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._attend, name="work horse's commands", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._attend, name="work horse's commands", daemon=True)
+            thread.start()
+            self._thread = thread
         self._lines[end.fileno()] = _Served(database, end, threading.Event())
-        self._poll.register(end.fileno(), select.EPOLLIN)
+        try:
+            self._poll.register(end.fileno(), select.EPOLLIN)
+        except BaseException:
+            del self._lines[end.fileno()]
+            raise
 
     def finish(self) -> None:
         """Wait until all that was sent by work horses that have hung up, or are gone, was run.
@@ -304,7 +309,9 @@ def _before_fork() -> None:
     for database in all_opened():
         if database.in_transaction() or database.line is not None:
             continue
-        if database.heartbeats.forks_for_job() and database.storage.stay_open_at_fork():
+        # gevent takes epoll away, and has no threads that could attend to a work horse.
+        possible = hasattr(select, "epoll") and database.heartbeats.forks_for_job()
+        if possible and database.storage.stay_open_at_fork():
             ours, its = socket.socketpair()
             lines.append((database, Connection(ours.detach()), Connection(its.detach())))
         else:
@@ -315,9 +322,13 @@ def _after_fork_in_parent() -> None:
     global _attendant  # noqa: PLW0603 - of the process
     for database, ours, its in _at_fork.lines:
         its.close()
-        if _attendant is None:
-            _attendant = _Attendant()
-        _attendant.serve(database, ours)
+        try:
+            if _attendant is None:
+                _attendant = _Attendant()
+            _attendant.serve(database, ours)
+        except Exception:
+            log.exception("a work horse cannot be attended to: it goes on alone")
+            ours.close()
 
 
 def _after_fork_in_child() -> None:

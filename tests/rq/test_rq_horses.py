@@ -181,6 +181,39 @@ def test_what_a_killed_work_horse_has_sent_is_run_before_its_worker_goes_by_its_
     assert not queue.failed_job_registry.count
 
 
+UNATTENDED = """
+import select, sys, threading
+import rq
+from litebroker_rq import connect
+
+path, lacking = sys.argv[1:]
+connection = connect(path)
+worker = rq.Worker([rq.Queue(connection=connection)], connection=connection)
+if lacking == "epoll":
+    del select.epoll
+else:
+    def start(thread, start=threading.Thread.start):
+        if thread.name == "work horse's commands":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+    threading.Thread.start = start
+worker.work(burst=True)
+"""
+
+
+@pytest.mark.parametrize("lacking", ["epoll", "thread"])
+def test_a_work_horse_that_cannot_be_attended_to_goes_on_alone(
+    lacking: str, path: Path, queue: rq.Queue, processes: Processes
+) -> None:
+    job = queue.enqueue(horses.ask)
+
+    worker = processes.script(UNATTENDED, str(path), lacking)
+
+    assert processes.finish(worker) == 0
+    assert job.get_status(refresh=True) == JobStatus.FINISHED, processes.log(worker)
+    assert job.return_value() == (True, b"x")
+
+
 def test_a_job_of_a_work_horse_takes_three_write_transactions(
     path: Path, connection: SQLiteConnection, queue: rq.Queue
 ) -> None:
