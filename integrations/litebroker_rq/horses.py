@@ -77,6 +77,7 @@ class _WorkerGoneError(Exception):
 def run(database: Database, args: list[bytes]) -> Reply:
     """As `answering.run`."""
     if database.line is not None:
+        database.scripts.learn(args)
         kept = database.heartbeats.keep([args], database.now_ms())
         if kept is not None and kept[0] is not None:
             return kept[0]
@@ -86,6 +87,9 @@ def run(database: Database, args: list[bytes]) -> Reply:
 
 def run_together(database: Database, batch: list[list[bytes]], watched: dict[bytes, int]) -> list[Reply] | None:
     """As `answering.run_together`."""
+    if database.line is not None:
+        for args in batch:
+            database.scripts.learn(args)
     replies: list[Reply] | None = _ask(database, "run_together", batch, watched, alone=any(map(_is_its_own, batch)))
     return replies
 

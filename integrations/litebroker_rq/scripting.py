@@ -61,6 +61,17 @@ class Scripts:
         self._sources[sha] = source
         return sha
 
+    def learn(self, args: list[bytes]) -> None:
+        """Keep what this command makes known: another process runs it, but may not run what comes later."""
+        if args[0] == b"EVAL" and len(args) > 1:
+            self.load(args[1])
+        elif args[0] == b"SCRIPT" and len(args) > 1:
+            word = args[1].upper()
+            if word == b"LOAD" and len(args) > 2:  # noqa: PLR2004
+                self.load(args[2])
+            elif word == b"FLUSH":
+                self.forget()
+
     def has(self, sha: bytes) -> bool:
         return sha.lower() in self._sources
 

@@ -54,6 +54,13 @@ def subscribe() -> tuple[bytes, bool]:
     return message["data"], alone()
 
 
+def load_a_script() -> tuple[object, bool]:
+    """And have it run after the work horse has left its worker."""
+    name = connection().script_load("return redis.call('incr', KEYS[1])")
+    wait_for_a_list()
+    return connection().evalsha(name, 1, "count"), alone()
+
+
 def enqueue_once() -> tuple[bool, bool]:
     queue = SQLiteQueue("other", connection=connection())
     jobs = [queue.enqueue("tests.rq.tasks.nothing", dedupe_key="one") for _ in range(2)]

@@ -40,6 +40,7 @@ def test_a_work_horse_does_not_open_the_file(queue: rq.Queue, processes: Process
         (horses.wait_for_a_list, [b"list", b"x"]),
         (horses.subscribe, b"x"),
         (horses.enqueue_once, True),
+        (horses.load_a_script, 1),
         (horses.work, 1),
     ],
 )
