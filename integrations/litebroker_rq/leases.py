@@ -194,18 +194,20 @@ class Leases:
 
     # The dead
 
-    def expire_executions(self, session: Session, prefix: bytes, origin: bytes, ref: bytes) -> None:
-        """End the job's executions now, so that RQ's own rule for abandoned ones applies."""
+    def expire_executions(self, session: Session, prefix: bytes, origin: bytes, ref: bytes) -> bool:
+        """End the job's executions now, so that RQ's own rule for abandoned ones applies. False when none lasted."""
         key = prefix + b":wip:" + origin
         row = session.find(key)
         if row is None:
-            return
+            return False
         past = session.now_ms // 1000 - 1
-        for _, member in self._executions(session, key, ref):
+        lasting = [member for score, member in self._executions(session, key, ref) if score > past]
+        for member in lasting:
             session.change(row)
             session.write(
                 "update litebroker_rq_members set score = ? where key_id = ? and member = ?", past, row.id, member
             )
+        return bool(lasting)
 
 
 def _remove_member(session: Session, row: Row, member: bytes) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from litebroker_rq import answers, clients, processes
 from litebroker_rq.commands.sets import remove_members
@@ -34,16 +34,27 @@ def reap(database: Database) -> None:
     _last[id(database)] = now
     _busy.reaping = True
     try:
-        for prefix, origin in bury_dead(database):
+        runs = bury_dead(database)
+        for prefix, origin in sorted({(prefix_of(run.job_key), run.origin) for run in runs}):
             _apply_rule(database, prefix, origin)
+        _forget(database, runs)
     finally:
         _busy.reaping = False
 
 
-def bury_dead(database: Database) -> list[tuple[bytes, bytes]]:
+class _Run(NamedTuple):
+    """A job whose process is gone."""
+
+    job_key: bytes
+    origin: bytes
+    process: str
+
+
+def bury_dead(database: Database) -> list[_Run]:
     """Unregister dead workers, so that their names are free, and end the executions of dead jobs.
 
-    Answers prefix and name of each queue whose StartedJobRegistry has expired entries by it.
+    Answers the jobs to whose queues RQ's rule is to be applied. They are known as dead until somebody has done so, who
+    may be killed at it.
     """
     if database.in_transaction():
         return []
@@ -56,24 +67,29 @@ def bury_dead(database: Database) -> list[tuple[bytes, bytes]]:
             _bury_worker(session, key)
         clients.remove_dead(session)
         answers.remove_dead(session)
-        expired = []
-        for job_key, origin in runs:
-            session.write("delete from litebroker_rq_runs where job_key = ?", job_key)
-            prefix = prefix_of(job_key)
-            ref = job_key[len(prefix) + len(b":job:") :]
-            log.warning("job %s: the process that ran it is gone", ref.decode("utf-8", "replace"))
-            database.leases.expire_executions(session, prefix, origin, ref)
-            expired.append((prefix, origin))
-    return sorted(set(expired))
+        for run in runs:
+            prefix = prefix_of(run.job_key)
+            ref = run.job_key[len(prefix) + len(b":job:") :]
+            if database.leases.expire_executions(session, prefix, run.origin, ref):
+                log.warning("job %s: the process that ran it is gone", ref.decode("utf-8", "replace"))
+    return runs
 
 
-def _dead(session: Session) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
-    """Keys of the workers, and key and queue of the jobs, whose processes are gone."""
+def _forget(database: Database, runs: list[_Run]) -> None:
+    if runs:
+        with database.writing() as session:
+            for job_key, _, process in runs:
+                # By its process, as the job may have been started again by now.
+                session.write("delete from litebroker_rq_runs where job_key = ? and process = ?", job_key, process)
+
+
+def _dead(session: Session) -> tuple[list[bytes], list[_Run]]:
+    """Keys of the workers whose processes are gone, and the jobs."""
     known = session.select("select key, process from litebroker_rq_workers")
     living = {process for _, process in known if processes.is_alive(process)}
     workers = [key for key, process in known if process not in living]
     runs = [
-        (job_key, origin)
+        _Run(job_key, origin, process)
         for job_key, origin, process, worker in session.select(
             "select job_key, origin, process, worker from litebroker_rq_runs"
         )

@@ -56,6 +56,23 @@ def test_a_job_that_may_be_retried_is_retried_instead(queue: rq.Queue, path: Pat
     assert began.read_text().split() == ["x", "x"]
 
 
+def test_an_abandoned_job_is_seen_to_though_who_was_at_it_was_killed(
+    connection: SQLiteConnection, queue: rq.Queue, path: Path, processes: Processes
+) -> None:
+    began = path.parent / "began.txt"
+    job = queue.enqueue(tasks.note_and_wait, str(began), "x", str(path.parent / "never"))
+    doomed = processes.rq("worker")
+    wait_until(began.exists)
+    processes.kill_all(doomed)
+    queue.acquire_maintenance_lock()  # for a quarter of an hour
+    assert not connection.exists("rq:worker:x")  # as a worker asks that is about to start
+
+    processes.rq("worker", "-w", "rq.SimpleWorker")
+
+    wait_until(lambda: status(job) == JobStatus.FAILED, seconds=5)
+    assert "AbandonedJobError" in failure(job)
+
+
 def test_when_only_the_horse_is_killed_its_worker_fails_the_job(
     queue: rq.Queue, path: Path, processes: Processes
 ) -> None:
