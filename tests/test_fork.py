@@ -701,6 +701,56 @@ say("fine", all(fine))
 
 
 @linux
+def test_a_grandchild_that_closes_all_descriptors_uses_the_file_anew(path: Path) -> None:
+    said = scene(
+        STAYING
+        + """
+def be_a_daemon():
+    pid = os.fork()
+    if pid == 0:
+        os.closerange(3, 256)
+        files = [open("/dev/null") for _ in range(20)]  # they have the numbers now
+        say(*[storage.add([job()])[0].id for _ in range(5)])
+        open_and_close_elsewhere()
+        say(storage.add([job()])[0].id)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    say(storage.add([job()])[0].id)
+
+say("fine", child(be_a_daemon))
+say(storage.add([job()])[0].id)
+""",
+        path,
+    )
+
+    said.remove(["fine", True])
+    assert sorted(map(len, said)) == [1, 1, 1, 5]
+    assert {id for line in said for id in line} < ids(path)
+
+
+@linux
+def test_a_child_that_closes_its_parents_descriptors_says_that_it_cannot_use_the_file(path: Path) -> None:
+    said = scene(
+        STAYING
+        + """
+def use():
+    os.closerange(3, 256)
+    files = [open("/dev/null") for _ in range(20)]
+    try:
+        storage.add([job()])
+    except DatabaseUnavailableError as error:
+        say(str(error))
+
+say(child(use))
+""",
+        path,
+    )
+
+    assert "has closed descriptors" in said[0][0]
+    assert said[1] == [True]
+
+
+@linux
 def test_a_child_whose_forebears_left_the_file_before_it_could_lock_it_says_so(path: Path) -> None:
     said = scene(
         STAYING

@@ -201,11 +201,13 @@ class Line:
                 while True:
                     self._end.recv_bytes()
             self._broken = True
-            self._end.close()
+            with contextlib.suppress(OSError):  # somebody has closed all descriptors
+                self._end.close()
 
     def forget(self) -> None:
         """In a child of the work horse: it is not its own."""
-        self._end.close()
+        with contextlib.suppress(OSError):
+            self._end.close()
 
 
 def _end_sending(end: Connection) -> None:

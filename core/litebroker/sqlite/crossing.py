@@ -10,15 +10,21 @@ holds for life:
 * a shared lock on the database, which keeps others from deleting the WAL (sqlite.org/lockingv3.html);
 * a shared lock on the ``-shm``, by which others know that somebody goes by the index in it (sqlite.org/walformat.html).
 
-The parent's connections are neither used nor closed in the child (sqlite.org/howtocorrupt.html, section 2.6).
+The parent's connections are neither used nor closed in the child (sqlite.org/howtocorrupt.html, section 2.6). A
+grandchild, which may be a daemon and close all descriptors, closes them first: it has the locks that it is believed to
+have, too. Not where its parent had other threads, one of which might have been inside SQLite.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import time
+from typing import Protocol
 
+from litebroker.errors import StorageError
 from litebroker.sqlite.location import file_identity
 
 try:
@@ -26,7 +32,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["POSSIBLE", "begin", "is_lost", "stay_open", "take_locks"]
+__all__ = ["POSSIBLE", "begin", "is_lost", "keep", "stay_open", "take_locks"]
 
 POSSIBLE = fcntl is not None and sys.platform == "linux"
 
@@ -42,11 +48,19 @@ Identity = tuple[int, int]
 _staying: dict[str, tuple[Identity, Identity]] = {}  # of this process, at the fork under way
 _inherited: dict[str, tuple[Identity, Identity]] = {}  # of what SQLite's notes in this process tell
 _lost: set[str] = set()
+_held: dict[str, list[tuple[int, Identity]]] = {}  # descriptors that have the locks, and of which files they are
+_forebears: dict[str, list[_Closable]] = {}  # their connections
+_alone: list[bool] = []  # whether the thread that forks is the only one
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
 
 
 def begin() -> None:
     """Before a fork: nothing stays open yet."""
     _staying.clear()
+    _alone[:] = [threading.active_count() == 1]
 
 
 def stay_open(path: str) -> bool:
@@ -66,31 +80,63 @@ def take_locks() -> None:
 
     A grandchild does so again, as it inherits the same notes.
     """
+    older = [path for path in _inherited if path not in _staying and not is_lost(path)]
     _inherited.update(_staying)
     _staying.clear()
     for path, (database, index) in _inherited.items():
-        if file_identity(path) == database and not _take(path, index):
+        if file_identity(path) == database and not _take(path, database, index):
             _lost.add(path)
+    if _alone == [True]:
+        for path in older:
+            if not is_lost(path):
+                _let_go(path)
+
+
+def keep(path: str, *connections: _Closable | None) -> None:
+    """In the child: these are its parent's."""
+    _forebears.setdefault(path, []).extend(db for db in connections if db is not None)
 
 
 def is_lost(path: str | None) -> bool:
-    """Whether this process must not open the file, as all others closed it while this one was being forked."""
-    return path in _lost
+    """Whether this process must not open the file.
+
+    All others closed it while this one was being forked; or this one has closed descriptors that it did not open, so
+    that SQLite would lock whatever has their numbers now.
+    """
+    return path is not None and (path in _lost or not all(_is_open(*held) for held in _held.get(path, ())))
 
 
-def _take(path: str, index: Identity) -> bool:
-    """Take them for good: to close either descriptor would let go of the locks."""
+def _is_open(descriptor: int, identity: Identity) -> bool:
     try:
-        _lock(path, _SHARED_FIRST, _SHARED_BYTES)
-        _lock(f"{path}-shm", _IN_USE_BYTE, 1)
+        found = os.fstat(descriptor)
     except OSError:
         return False
+    return (found.st_dev, found.st_ino) == identity
+
+
+def _let_go(path: str) -> None:
+    """Close what the forebears have opened, so that SQLite notes nothing of the file any more."""
+    for db in _forebears.pop(path, []):
+        with contextlib.suppress(StorageError):
+            db.close()
+    for descriptor, _ in _held.pop(path, []):
+        os.close(descriptor)
+    del _inherited[path]
+
+
+def _take(path: str, database: Identity, index: Identity) -> bool:
+    """Take them for as long as SQLite notes them: to close either descriptor would let go of the locks."""
+    try:
+        descriptors = _lock(path, _SHARED_FIRST, _SHARED_BYTES), _lock(f"{path}-shm", _IN_USE_BYTE, 1)
+    except OSError:
+        return False
+    _held.setdefault(path, []).extend(zip(descriptors, (database, index), strict=True))
     # Who closes the file as the last one deletes the WAL, and then this. No new one can have its number, as this
     # process has inherited a descriptor of it.
     return file_identity(f"{path}-shm") == index
 
 
-def _lock(path: str, first: int, length: int) -> None:
+def _lock(path: str, first: int, length: int) -> int:
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     deadline = time.monotonic() + _PATIENCE_S
     while True:
@@ -100,5 +146,5 @@ def _lock(path: str, first: int, length: int) -> None:
             if time.monotonic() > deadline:
                 raise
         else:
-            return
+            return file
         time.sleep(_NAP_S)

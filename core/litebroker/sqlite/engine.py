@@ -667,8 +667,8 @@ class Engine:
             raise DatabaseUnavailableError(msg, path=self.path)
         if self._db is None and crossing.is_lost(self.path):
             msg = (
-                f"{self.path}: this process was forked while the file was being closed or replaced, and cannot use it"
-                " any more: start it again"
+                f"{self.path}: this process was forked while the file was being closed or replaced, or has closed"
+                " descriptors that it did not open, and cannot use the file any more: start it again"
             )
             raise DatabaseUnavailableError(msg, path=self.path)
         if self._db is None:
@@ -944,6 +944,8 @@ class Engine:
             # They must be neither used nor closed here.
             fork.keep_for_ever(self._db, self._reader)
             self._drop_wal_descriptor()
+        if self._crosses:
+            crossing.keep(str(self.path), self._db, self._reader)
         if spoiled:
             if self.path is not None:
                 _spoiled_files.add(self.path)
