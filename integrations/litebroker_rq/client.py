@@ -30,6 +30,10 @@ def _count_fork() -> None:
 
 os.register_at_fork(after_in_child=_count_fork)
 
+# Until release 5.3 redis-py's own pools, such as RQ's scheduler makes of our connections, want to be told the command.
+_named = inspect.signature(redis.ConnectionPool.get_connection).parameters["command_name"]
+_ANY_COMMAND: tuple[str, ...] = ("_",) if _named.default is inspect.Parameter.empty else ()
+
 
 class ConnectionPool(redis.ConnectionPool):
     """A pool of connections to a file.
@@ -170,7 +174,7 @@ class SQLiteConnection(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         # As redis-py's, without packing, metrics and reconnecting: all of it a matter of sockets.
-        connection = self.connection or self.connection_pool.get_connection()
+        connection = self.connection or self.connection_pool.get_connection(*_ANY_COMMAND)
         if not isinstance(connection, SQLiteFileConnection):
             if self.connection is None:
                 self.connection_pool.release(connection)
