@@ -2,9 +2,9 @@
 
 * A worker's own heartbeat, state and expiry, and its job's heartbeat. RQ sends a dozen of them for each job, each a
   command of its own, and each would be a write transaction.
-* The execution that a worker registers for a job before it starts that itself, as a SimpleWorker does, or for a work
-  horse whose commands it runs (horses.py). It is of use once the job has started, which the same process writes next;
-  until then the claim protects the job (leases.py).
+* The execution that a worker registers for a job before it starts that itself, as a SimpleWorker does. It is of use
+  once the job has started, which the same process writes next; until then the claim protects the job (leases.py). Not
+  that for a work horse, which may start the job after its worker was killed.
 * That a queue belongs to the set of queues, which RQ says before each job, where it was in the set at the last look.
 
 Nobody misses them in the meantime: they are written with the next write transaction of the process, before what that
@@ -61,8 +61,8 @@ class Kept:
         """Whether there is more than queues."""
         return bool(self.commands or self.fields or self.expire_at_ms)
 
-    def before(self, later: Kept) -> Kept:
-        """This, and what came later."""
+    def followed_by(self, later: Kept) -> Kept:
+        """This, with what came later added to it."""
         self.queues.update(later.queues)
         self.commands += later.commands
         for key, fields in later.fields.items():
@@ -104,7 +104,6 @@ class Heartbeats:
         self._is_worker = False  # and not a child of one
         self._claimed = False  # it has claimed a job since it last forked
         self._performs = False  # it starts its jobs itself, instead of having another process do so
-        self._starts = False  # it does, or does what its work horses send
         self._queues: set[tuple[bytes, bytes]] = set()  # sets of queues, and what was in them
         self._kept = Kept()
 
@@ -112,22 +111,18 @@ class Heartbeats:
         """This process is the worker of this key."""
         with self._lock:
             self.key, self._executions = key, key + b":executions"
-            self._is_worker, self._performs, self._starts = True, False, False
+            self._is_worker, self._performs = True, False
 
     def start_anew(self) -> None:
         """In a child process, such as a work horse: what is kept back is its parent's."""
         self._lock = threading.RLock()
-        self._is_worker = self._claimed = self._performs = self._starts = False
+        self._is_worker = self._claimed = self._performs = False
         self._kept = Kept()
 
     def has_started(self, worker: object) -> None:
         """This process has started a job, as the worker of this name."""
         name = worker.encode("latin-1") if isinstance(worker, str) else b""
-        self._performs = self._starts = self.key is not None and bool(name) and self.key.endswith(b":" + name)
-
-    def horse_has_started(self) -> None:
-        """A work horse has started a job, and sent that to this process."""
-        self._starts = True
+        self._performs = self.key is not None and bool(name) and self.key.endswith(b":" + name)
 
     def has_claimed(self) -> None:
         """This process has claimed a job."""
@@ -171,7 +166,7 @@ class Heartbeats:
             return [0]
         if self.key is None:
             return None
-        execution = self._starts and self._is_execution(commands)
+        execution = self._performs and self._is_execution(commands)
         kinds = [self._kind(args, "execution" if execution else "other") for args in commands]
         if "other" in kinds or not {"fields", "expiry"} & set(kinds):
             return None
@@ -234,4 +229,9 @@ class Heartbeats:
     def give_back(self, kept: Kept) -> None:
         """It could not be written."""
         with self._lock:
-            self._kept = kept.before(self._kept)
+            self._kept = kept.followed_by(self._kept)
+
+    def take_over(self, kept: Kept) -> None:
+        """This was kept back by a work horse, after what is kept back here."""
+        with self._lock:
+            self._kept = self._kept.followed_by(kept)

@@ -294,7 +294,7 @@ def _answer(database: Database, end: Connection) -> None:
     processes.speak_for(pid)
     answers.expect(question)
     if kept is not None:
-        database.heartbeats.give_back(kept)
+        database.heartbeats.take_over(kept)
     try:
         answer = True, _VERBS[verb](database, *args)
     except (RedisError, LitebrokerError) as error:

@@ -148,8 +148,6 @@ class Leases:
             if status == "started":
                 if processes.speaks_for_itself():
                     session.database.heartbeats.has_started(row.data.get("worker_name"))
-                else:
-                    session.database.heartbeats.horse_has_started()
                 session.write(
                     "insert or replace into litebroker_rq_runs (job_key, origin, process, worker) values (?, ?, ?, ?)",
                     row.key,

@@ -12,7 +12,7 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 from tests.rq import horses, tasks
-from tests.rq.conftest import Processes, wait_until
+from tests.rq.conftest import Processes, failure, wait_until
 
 from litebroker_rq import SQLiteConnection
 from litebroker_rq.database import opened
@@ -92,16 +92,22 @@ def test_a_job_whose_worker_is_killed_goes_on_in_its_work_horse(
 
 
 FATAL = """
-import os, sys, threading
+import os, sys
 import rq
-from litebroker_rq import connect, horses
+from litebroker_rq import connect, horses, processes
 
 path, number, moment = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 asked = 0
+askers = set()
 for verb, function in list(horses._VERBS.items()):
     def run(*args, function=function):
         global asked
-        asked += threading.current_thread() is not threading.main_thread()
+        if processes.speaks_for_itself():
+            return function(*args)
+        asked += 1
+        askers.add(processes.own())
+        if len(askers) == number and moment == "horse":
+            os.kill(os.getpid(), 9)
         if asked == number and moment == "before":
             os.kill(os.getpid(), 9)
         done = function(*args)
@@ -215,7 +221,21 @@ def test_a_work_horse_that_cannot_be_attended_to_goes_on_alone(
     assert job.return_value() == (True, b"x")
 
 
-def test_a_job_of_a_work_horse_takes_three_write_transactions(
+def test_a_job_whose_worker_and_then_its_work_horse_are_killed_fails_as_abandoned(
+    path: Path, queue: rq.Queue, processes: Processes
+) -> None:
+    queue.enqueue(tasks.nothing)
+    job = queue.enqueue(horses.die)
+
+    processes.script(FATAL, str(path), "2", "horse")  # before the job has started
+    wait_until(lambda: job.get_status(refresh=True) == JobStatus.STARTED)
+    processes.rq("worker", "-w", "rq.SimpleWorker")
+
+    wait_until(lambda: job.get_status(refresh=True) == JobStatus.FAILED, seconds=10)
+    assert "AbandonedJobError" in failure(job)
+
+
+def test_a_job_of_a_work_horse_takes_four_write_transactions(
     path: Path, connection: SQLiteConnection, queue: rq.Queue
 ) -> None:
     storage = opened(str(path)).storage
@@ -230,7 +250,7 @@ def test_a_job_of_a_work_horse_takes_three_write_transactions(
     few = work(2)
     many = work(12)
 
-    assert many - few <= 3 * 10
+    assert many - few <= 4 * 10
     assert queue.finished_job_registry.count == 14
 
 
