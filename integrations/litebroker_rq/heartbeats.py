@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from redis.exceptions import ResponseError
 
+from litebroker_rq import arenas
 from litebroker_rq.keyspace import COMMANDS, Reply, to_int
 from litebroker_rq.naming import is_execution, is_job, is_queues, is_started
 
@@ -102,6 +103,7 @@ class Heartbeats:
         self.key: bytes | None = None
         self._executions = b""
         self._is_worker = False  # and not a child of one
+        self._may_attend = False  # a thread of it may run what its work horses send
         self._claimed = False  # it has claimed a job since it last forked
         self._performs = False  # it starts its jobs itself, instead of having another process do so
         self._queues: set[tuple[bytes, bytes]] = set()  # sets of queues, and what was in them
@@ -112,6 +114,7 @@ class Heartbeats:
         with self._lock:
             self.key, self._executions = key, key + b":executions"
             self._is_worker, self._performs = True, False
+            self._may_attend = arenas.keep_to_one()
 
     def start_anew(self) -> None:
         """In a child process, such as a work horse: what is kept back is its parent's."""
@@ -129,9 +132,9 @@ class Heartbeats:
         self._claimed = True
 
     def forks_for_job(self) -> bool:
-        """Whether this process, which is about to fork, is a worker that has a job for the child to perform."""
+        """Whether this process, which is about to fork, is a worker with a job for the child, and may attend to it."""
         claimed, self._claimed = self._claimed, False
-        return claimed and self._is_worker and not self._performs
+        return claimed and self._is_worker and self._may_attend and not self._performs
 
     def has_seen(self, key: bytes, member: bytes) -> None:
         """This is in the set."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from tests.rq import horses, tasks
 from tests.rq.conftest import Processes, failure, wait_until
 
 from litebroker_rq import SQLiteConnection
-from litebroker_rq.database import opened
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere work horses open the file themselves")
 
@@ -235,38 +234,57 @@ def test_a_job_whose_worker_and_then_its_work_horse_are_killed_fails_as_abandone
     assert "AbandonedJobError" in failure(job)
 
 
-def test_a_job_of_a_work_horse_takes_four_write_transactions(
-    path: Path, connection: SQLiteConnection, queue: rq.Queue
-) -> None:
-    storage = opened(str(path)).storage
-    worker = rq.Worker([queue], connection=connection)
+COUNTING = """
+import ctypes, json, os, sys, threading
+import rq
+from litebroker_rq import connect
+from litebroker_rq.database import opened
 
-    def work(jobs: int) -> int:
-        queue.enqueue_many([rq.Queue.prepare_data(tasks.nothing) for _ in range(jobs)])
-        before = storage.transactions
-        worker.work(burst=True, logging_level="ERROR")
-        return storage.transactions - before
+connection = connect(sys.argv[1])
+queue = rq.Queue(connection=connection)
+worker = rq.Worker([queue], connection=connection)
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
 
-    few = work(2)
-    many = work(12)
+def arenas():
+    file = ctypes.c_void_p(libc.fopen(b"arenas.xml", b"w"))
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+    return open("arenas.xml").read().count("<heap ")
 
-    assert many - few <= 4 * 10
+for jobs in (2, 12):
+    queue.enqueue_many([rq.Queue.prepare_data("tests.rq.tasks.nothing") for _ in range(jobs)])
+    before = opened(sys.argv[1]).storage.transactions
+    worker.work(burst=True, logging_level="ERROR")
+    print(json.dumps({
+        "transactions": opened(sys.argv[1]).storage.transactions - before,
+        "threads": [thread.name for thread in threading.enumerate()].count("work horse's commands"),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "arenas": arenas() if hasattr(libc, "malloc_info") else 1,
+    }))
+"""
+
+
+def test_a_worker_of_work_horses_takes_no_more_with_each_job(path: Path, queue: rq.Queue, processes: Processes) -> None:
+    worker = processes.script(COUNTING, str(path))
+    assert processes.finish(worker) == 0, processes.log(worker)
+
+    few, many = map(json.loads, processes.log(worker).splitlines())
+
+    assert many["transactions"] - few["transactions"] <= 4 * 10
+    assert many["threads"] == few["threads"] == 1
+    assert many["descriptors"] <= few["descriptors"]
+    assert many["arenas"] == 1
     assert queue.finished_job_registry.count == 14
 
 
-def test_the_thread_for_work_horses_is_one_and_leaves_no_descriptor(
-    connection: SQLiteConnection, queue: rq.Queue
+def test_a_worker_that_has_threads_of_its_own_closes_the_file_for_each_job(
+    queue: rq.Queue, path: Path, processes: Processes
 ) -> None:
-    worker = rq.Worker([queue], connection=connection)
+    job = queue.enqueue(horses.ask)
+    script = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" + FATAL
 
-    def work(jobs: int) -> tuple[int, int]:
-        queue.enqueue_many([rq.Queue.prepare_data(tasks.nothing) for _ in range(jobs)])
-        worker.work(burst=True, logging_level="ERROR")
-        names = [thread.name for thread in threading.enumerate()]
-        return names.count("work horse's commands"), len(list(Path("/proc/self/fd").iterdir()))
+    worker = processes.script(script, str(path), "1", "before")
+    assert processes.finish(worker) == 0, processes.log(worker)
 
-    threads, descriptors = work(2)
-    threads_later, descriptors_later = work(10)
-
-    assert threads == threads_later == 1
-    assert descriptors_later <= descriptors
+    assert job.return_value() == (True, b"x")
