@@ -74,8 +74,29 @@ def drain(client: Client, jobs: int) -> float:
 
 
 def drain_forking(client: Client, jobs: int) -> float:
-    """Jobs a second that a worker performs in a process for each."""
-    return _work(client, jobs // 20, rq.Worker)
+    """Jobs a second that a worker performs in a process for each.
+
+    The worker is a process of its own, as `rq worker` is: the larger it is, the longer takes each fork.
+    """
+    pool = client().connection_pool
+    url = getattr(pool, "database_url", None) or pool.connection_kwargs.get("path")
+    if pool.connection_class in {canned.Canned, canned.Recording} or url is None:
+        return _work(client, jobs // 20, rq.Worker)
+    script = "import sys; from tests.benchmarks import bench_rq; bench_rq.work_forking(sys.argv[1], int(sys.argv[2]))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
+    command = [sys.executable, "-c", script, url, str(jobs // 20)]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def work_forking(url: str, jobs: int) -> None:
+    """The worker's process: a file's URL, or the socket of a redis-server; it prints its rate."""
+    logging.disable(logging.ERROR)
+
+    def client() -> redis.Redis:
+        return connect(url) if url.startswith("sqlite:") else redis.Redis(unix_socket_path=url)
+
+    print(_work(client, jobs, rq.Worker))
 
 
 def _work(client: Client, jobs: int, kind: type[rq.worker.BaseWorker]) -> float:

@@ -117,7 +117,9 @@ def rq(bench: Bench) -> Iterator[Line]:
             for key, measure in module.MEASURES.items():
                 tape, recorded = module.canned.Tape(horse), folder / f"{key}.db"
                 measure(module.canned.client(module.canned.Recording, recorded, tape), jobs)
-                makers = {**clients, CANNED: module.canned.client(module.canned.Canned, recorded, tape)}
+                makers = dict(clients)
+                if measure is not module.drain_forking:  # which would fork this process, large as it is
+                    makers[CANNED] = module.canned.client(module.canned.Canned, recorded, tape)
 
                 def run(name: str, measure: Any = measure, makers: Any = makers, tape: Any = tape) -> float:
                     if name == CANNED:
