@@ -227,6 +227,7 @@ def test_a_command_that_is_given_the_database_in_place_of_another_file_does_not_
 _OPENS = {
     "core/litebroker/cli/add.py": {"add"},
     "core/litebroker/cli/transfer.py": {"_output", "_refuse_database", "import_"},
+    "core/litebroker/sqlite/crossing.py": {"_lock"},  # in a forked child, and it is never closed
     "core/litebroker/sqlite/backup.py": {"_partial", "_sync"},
     "core/litebroker/sqlite/engine.py": {"_wal_descriptor"},
 }
