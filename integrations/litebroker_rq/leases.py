@@ -170,8 +170,14 @@ class Leases:
             self.settle(session, row.key)
             session.write("delete from litebroker_rq_runs where job_key = ?", row.key)
         elif is_worker(row.key):
+            # Its own, when a worker signs off. Of one that is buried a work horse may still ask for the answer.
+            session.write(
+                "delete from litebroker_rq_answers"
+                " where worker = (select process from litebroker_rq_workers where key = ? and process = ?)",
+                row.key,
+                processes.own(),
+            )
             session.write("delete from litebroker_rq_workers where key = ?", row.key)
-            session.write("delete from litebroker_rq_answers where worker = ?", processes.own())
 
     def on_sorted_set(self, session: Session, key: bytes, pairs: list[tuple[float, bytes]]) -> None:
         """These members were put in: an execution that is registered may take until its score before it starts."""

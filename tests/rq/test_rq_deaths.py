@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -17,7 +18,9 @@ from rq.job import JobStatus
 from tests.rq import tasks
 from tests.rq.conftest import Processes, descendants, failure, wait_until
 
-from litebroker_rq import SQLiteConnection
+from litebroker_rq import SQLiteConnection, answers, reaper
+from litebroker_rq.database import opened
+from litebroker_rq.processes import own
 
 
 def status(job: rq.job.Job) -> JobStatus:
@@ -117,6 +120,28 @@ def test_the_name_of_a_worker_that_was_killed_is_free(
 
     assert processes.finish(again) == 0, processes.log(again)
     assert rq.Worker.all(connection=connection) == []
+
+
+def test_who_buries_a_worker_keeps_the_answer_to_its_own_work_horse(
+    connection: SQLiteConnection, path: Path, processes: Processes
+) -> None:
+    doomed = processes.rq("worker")
+    wait_until(lambda: rq.Worker.all(connection=connection))
+    database = opened(f"sqlite:///{path}")
+    with database.writing() as session:
+        session.write(
+            "insert into litebroker_rq_answers (worker, horse, question, answer) values (?, ?, ?, ?)",
+            own(),
+            own(),
+            7,
+            pickle.dumps([b"done"]),
+        )
+
+    processes.kill_all(doomed)
+    reaper.bury_dead(database)
+
+    assert rq.Worker.all(connection=connection) == []
+    assert answers.find(database, 7) == answers.Answer([b"done"])
 
 
 def test_the_name_of_a_living_worker_is_not_free(connection: SQLiteConnection, processes: Processes) -> None:
